@@ -1,7 +1,7 @@
 //! # Usurp's block devices
 //!
 //! Owns: the contract between the target and a block device ([`Bdev`], [`Queue`], [`Io`]), the
-//! registry of modules, the modules themselves, and [`emulate`], which supplies what a module lacks.
+//! registry of modules, the modules, and [`emulate`], which supplies what a module lacks.
 //! Never does: SCSI, RDMA, or anything that blocks a reactor.
 //!
 //! ```text

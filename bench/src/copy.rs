@@ -28,6 +28,9 @@ pub const COPY_CHUNK: u32 = 128 << 10;
 /// How often one transfer is sent again after UNIT ATTENTION, BUSY or TASK SET FULL.
 const RETRIES_MAX: u32 = 100;
 
+/// The file side of a copy: fills the data to be written, or takes what was read, at an offset.
+type Feed<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> Result<(), Error>;
+
 /// What was copied.
 #[derive(Debug)]
 pub struct Copied {
@@ -200,7 +203,7 @@ fn pipe<F: Fabric>(
     client: &mut Client<F>,
     extent: Extent,
     write: bool,
-    feed: &mut dyn FnMut(u64, &mut [u8]) -> Result<(), Error>,
+    feed: Feed<'_>,
 ) -> Result<(), Error> {
     let depth = COPY_DEPTH.min(client.slots_per_channel());
     let slots: Vec<SlotId> = (0..depth).filter_map(|_| client.reserve(0)).collect();
@@ -220,7 +223,7 @@ impl Ring {
         client: &mut Client<F>,
         extent: Extent,
         write: bool,
-        feed: &mut dyn FnMut(u64, &mut [u8]) -> Result<(), Error>,
+        feed: Feed<'_>,
     ) -> Result<(), Error> {
         let whole = extent.whole_blocks_bytes();
         let chunks = whole.div_ceil(u64::from(extent.chunk));

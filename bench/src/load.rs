@@ -446,7 +446,7 @@ impl Target {
     /// that the range has more units than there are slots.
     #[inline]
     fn next_free(&mut self) -> Step {
-        let mut step = self.pattern.next();
+        let mut step = self.pattern.step();
         let Some(verifier) = &mut self.verifier else { return step };
         let units = verifier.units();
         for _ in 0..units {
@@ -492,7 +492,7 @@ fn fill_buffers<F: Fabric>(client: &mut Client<F>, ops: &[Op], plan: &Plan) {
     let mut rng = crate::pattern::Rng::new(plan.seed ^ 0x5555);
     let mut data = vec![0u8; plan.io_bytes as usize];
     for op in ops {
-        data.as_chunks_mut::<8>().0.iter_mut().for_each(|w| *w = rng.next().to_le_bytes());
+        data.as_chunks_mut::<8>().0.iter_mut().for_each(|w| *w = rng.bits().to_le_bytes());
         client.data_write(op.slot, 0, &data);
     }
 }

@@ -16,14 +16,14 @@ impl Rng {
     pub fn new(seed: u64) -> Rng {
         // splitmix64 spreads small seeds; the `max` keeps the one forbidden state out.
         let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        Rng { state: (z ^ z >> 31).max(1) }
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        Rng { state: (z ^ (z >> 31)).max(1) }
     }
 
     /// The next 64 bits.
     #[inline]
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         let mut x = self.state;
         x ^= x >> 12;
         x ^= x << 25;
@@ -36,7 +36,7 @@ impl Rng {
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
         debug_assert!(bound > 0);
-        (u128::from(self.next()) * u128::from(bound) >> 64) as u64
+        ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
     }
 }
 
@@ -109,14 +109,14 @@ impl Pattern {
 
     /// The next I/O.
     #[inline]
-    pub fn next(&mut self) -> Step {
+    pub fn step(&mut self) -> Step {
         match self.mode {
             Mode::Read => Step { write: false, unit: self.advance() },
             Mode::Write => Step { write: true, unit: self.advance() },
             Mode::RandRead => Step { write: false, unit: self.rng.below(self.units) },
             Mode::RandWrite => Step { write: true, unit: self.rng.below(self.units) },
             Mode::RandRw => {
-                let write = self.rng.next() >> 32 >= self.read_below;
+                let write = self.rng.bits() >> 32 >= self.read_below;
                 Step { write, unit: self.rng.below(self.units) }
             }
         }
@@ -144,12 +144,12 @@ mod tests {
     fn the_seed_decides_the_sequence() {
         let take = |seed| {
             let mut p = Pattern::new(Mode::RandRw, 1000, 70, seed);
-            (0..100).map(|_| p.next()).collect::<Vec<_>>()
+            (0..100).map(|_| p.step()).collect::<Vec<_>>()
         };
         assert_eq!(take(7), take(7));
         assert_ne!(take(7), take(8));
         // Seed 0 must not get stuck in xorshift's zero state.
-        assert_ne!(Rng::new(0).next(), 0);
+        assert_ne!(Rng::new(0).bits(), 0);
     }
 
     #[test]
@@ -157,7 +157,7 @@ mod tests {
         let mut p = Pattern::new(Mode::RandRead, 10, 0, 1);
         let mut hits = [0u32; 10];
         for _ in 0..10_000 {
-            let step = p.next();
+            let step = p.step();
             assert!(!step.write);
             hits[step.unit as usize] += 1;
         }
@@ -168,7 +168,7 @@ mod tests {
     fn the_mix_is_what_was_asked_for_and_the_ends_are_exact() {
         for (percent, low, high) in [(0u8, 0, 0), (70, 6700, 7300), (100, 10_000, 10_000)] {
             let mut p = Pattern::new(Mode::RandRw, 64, percent, 3);
-            let reads = (0..10_000).filter(|_| !p.next().write).count();
+            let reads = (0..10_000).filter(|_| !p.step().write).count();
             assert!((low..=high).contains(&reads), "{percent} %: {reads}");
         }
     }
@@ -176,10 +176,10 @@ mod tests {
     #[test]
     fn sequential_wraps_at_the_end_of_the_range() {
         let mut p = Pattern::new(Mode::Write, 3, 0, 1);
-        let units: Vec<_> = (0..7).map(|_| p.next().unit).collect();
+        let units: Vec<_> = (0..7).map(|_| p.step().unit).collect();
         assert_eq!(units, [0, 1, 2, 0, 1, 2, 0]);
         let mut one = Pattern::new(Mode::Read, 1, 0, 1);
-        assert_eq!((one.next().unit, one.next().unit, one.after(0)), (0, 0, 0));
+        assert_eq!((one.step().unit, one.step().unit, one.after(0)), (0, 0, 0));
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub struct Lu {
 
 /// Checks what can be checked before connecting.
 pub fn check_early(args: &RunArgs) -> Result<(), Error> {
-    if args.bs == 0 || args.bs % 512 != 0 || args.bs > BS_MAX {
+    if args.bs == 0 || !args.bs.is_multiple_of(512) || args.bs > BS_MAX {
         let most = human_size(BS_MAX);
         let why = format!("--bs {} is not a multiple of 512 from 512 to {most}", args.bs);
         return Err(Error::Usage(why));
@@ -56,7 +56,7 @@ pub fn plan(args: &RunArgs, lus: &[Lu], depth: u32, slots: u64) -> Result<Plan, 
     check_early(args)?;
     for lu in lus {
         let (lun, block) = (lu.lun, u64::from(lu.capacity.block_size));
-        if args.bs % block != 0 {
+        if !args.bs.is_multiple_of(block) {
             let why = format!("--bs {} is no multiple of LUN {lun}'s block size {block}", args.bs);
             return Err(Error::Usage(why));
         }

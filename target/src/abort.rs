@@ -78,7 +78,7 @@ pub struct Tmfs {
 impl Tmfs {
     /// An empty table; `reactors` bounds the requests of others.
     pub fn new(reactors: usize) -> Tmfs {
-        assert!(reactors <= 64, "reactors are counted in a 64-bit set");
+        assert!(reactors < 64, "reactors are counted in a 64-bit set");
         Tmfs {
             slots: (0..TMF_SLOTS).map(|_| None).collect(),
             in_use: 0,
@@ -251,7 +251,9 @@ pub fn side_effects(sh: &mut Shared, lu: u16, scope: Scope) {
             sh.for_other_nexuses(lu, me, |n| n.raise(Ua::COMMANDS_CLEARED));
         }
         Scope::Reset(me) => {
-            sh.lus[usize::from(lu)].scsi.on_reset();
+            let slot = &mut sh.lus[usize::from(lu)];
+            slot.scsi.on_reset();
+            slot.stopped_told = false;
             sh.for_other_nexuses(lu, me, |n| n.raise(Ua::LU_RESET));
         }
     }

@@ -18,6 +18,7 @@ use crate::ioctx::{Cursor, Local, NO_LU, NO_SLOT, Resume, Stage, no_command};
 use crate::shared::{LuSlot, Shared};
 
 const REPORT_LUNS: u8 = 0xA0;
+const START_STOP_UNIT: u8 = 0x1B;
 
 /// A channel and what it shares with the others of its reactor, for the length of one event.
 pub struct Ctx<'a> {
@@ -89,7 +90,7 @@ impl Ctx<'_> {
         let resume = self.conn.ioctxs[usize::from(id)].resume;
         let wants = match resume {
             Resume::Start => SCRATCH_BYTES,
-            Resume::Io(req) => req.len as usize,
+            Resume::Io(req) => self.buffer_bytes(id, &req) as usize,
             Resume::Fetch(len) => len.max(1) as usize,
         };
         if !self.can_take(wants) {
@@ -181,12 +182,23 @@ impl Ctx<'_> {
             io.local = Some(local);
             return Some(lu.scsi.on_io(&mut io.task, BdevStatus::Ok, &[], &[]));
         }
-        let buf = self.take_buf(id, req.len, Resume::Io(req))?;
+        let buf = self.take_buf(id, self.buffer_bytes(id, &req), Resume::Io(req))?;
         let lkey = self.sh.data_lkey;
         self.conn.ioctxs[usize::from(id)].local =
             Some(Local { addr: buf.addr(), len: req.len, lkey });
         self.submit(id, req, buf);
         None
+    }
+
+    /// Bytes of the buffer that a transfer needs: the bdev reads whole blocks even if the initiator's buffer is shorter.
+    fn buffer_bytes(&self, id: u16, req: &IoReq) -> u32 {
+        if req.op != Op::Read {
+            return req.len;
+        }
+        let lu = &self.sh.lus[usize::from(self.conn.ioctxs[usize::from(id)].lu)];
+        let bytes = lu.scsi.geometry().bytes(req.blocks);
+        let bytes = bytes.and_then(|b| u32::try_from(b).ok());
+        bytes.expect("the device server limits the length of a transfer")
     }
 
     /// A write: the data is fetched into memory that the bdev lends, or into a buffer.
@@ -213,7 +225,7 @@ impl Ctx<'_> {
     /// An operation that moves no media data to or from the initiator.
     fn plain(&mut self, id: u16, req: IoReq) -> Option<Step> {
         let buf = match req.op {
-            Op::Read => self.take_buf(id, req.len, Resume::Io(req))?,
+            Op::Read => self.take_buf(id, self.buffer_bytes(id, &req), Resume::Io(req))?,
             Op::WriteSame { .. } | Op::CompareAndWrite { .. } => {
                 self.conn.ioctxs[usize::from(id)].held.take()
             }
@@ -356,6 +368,9 @@ impl Ctx<'_> {
         let Ctx { conn, sh } = self;
         let io = &mut conn.ioctxs[usize::from(id)];
         io.reply = reply;
+        if io.cmd.cdb[0] == START_STOP_UNIT && io.lu != NO_LU {
+            sh.note_stop(io.lu);
+        }
         let mut left = 0;
         if reply.data_in_len > 0 {
             if !io.place_reply(sh, reply.data_in_len) {
@@ -384,7 +399,8 @@ impl Ctx<'_> {
         let conn = &mut *self.conn;
         let io = &mut conn.ioctxs[usize::from(id)];
         io.task.abandon();
-        let (sense, sense_len) = io.reply.sense.map_or(([0; SENSE_BYTES_MAX], 0), |s| s.bytes(false));
+        let (sense, sense_len) =
+            io.reply.sense.map_or(([0; SENSE_BYTES_MAX], 0), |s| s.bytes(false));
         let result = CmdResult {
             status: io.reply.status,
             sense: &sense[..sense_len],

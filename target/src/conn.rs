@@ -155,13 +155,8 @@ impl Conn {
     ) -> Box<Conn> {
         let (iu_arena, offset) = iu;
         let lead = login.imm_offset().unwrap_or(0) as usize;
-        let recv = Slots::new(
-            iu_arena.clone(),
-            offset,
-            shape.it_iu_max as usize,
-            shape.recvs(),
-            lead,
-        );
+        let recv =
+            Slots::new(iu_arena.clone(), offset, shape.it_iu_max as usize, shape.recvs(), lead);
         let send = Slots::new(
             iu_arena.clone(),
             offset + shape.recv_bytes(),
@@ -245,7 +240,10 @@ impl Conn {
     /// Adds one work request to the list of sends.
     #[inline]
     pub fn push_wr(&mut self, wr: SendWr) {
-        assert!(self.sends.len() < self.sends.capacity(), "send list is longer than the send queue");
+        assert!(
+            self.sends.len() < self.sends.capacity(),
+            "send list is longer than the send queue"
+        );
         self.sends_out += u32::from(wr.signaled);
         self.sends.push(wr);
     }

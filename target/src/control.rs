@@ -267,12 +267,11 @@ where
                 }
             }
             CmEvent::Established { conn } => {
-                if let Some(entry) = self.conns.get_mut(&conn) {
-                    if entry.life == Life::Accepted {
-                        entry.life = Life::Live;
-                        let reactor = entry.reactor;
-                        self.mail(reactor, ToReactor::Established { conn });
-                    }
+                let entry = self.conns.get_mut(&conn);
+                if let Some(entry) = entry.filter(|e| e.life == Life::Accepted) {
+                    entry.life = Life::Live;
+                    let reactor = entry.reactor;
+                    self.mail(reactor, ToReactor::Established { conn });
                 }
             }
             CmEvent::ListenerGone { listener, why } => {
@@ -343,8 +342,8 @@ where
     /// waits before it.
     fn may_pass(&self, login: &Fenced) -> bool {
         let waits = self.fenced.iter().any(|f| f.key == login.key);
-        let single = login.login.action() == MultiChannel::Single;
-        !waits && !(single && self.nexuses.contains_key(&login.key))
+        let multi = login.login.action() == MultiChannel::Multi;
+        !waits && (multi || !self.nexuses.contains_key(&login.key))
     }
 
     /// Puts a channel on the reactor with the fewest.

@@ -93,6 +93,13 @@ pub enum ToReactor<E> {
         /// Who answers.
         from: ReactorId,
     },
+    /// A logical unit was stopped or started by START STOP UNIT on another reactor.
+    Stopped {
+        /// The logical unit.
+        lu: u16,
+        /// Its state now.
+        stopped: bool,
+    },
     /// No channel is left: end the loop.
     Shutdown,
 }

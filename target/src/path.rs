@@ -455,7 +455,8 @@ impl<F: Fabric> Path<F> {
             Plan::Scope(scope) => {
                 let lu = lu.expect("a scope has its logical unit");
                 self.abort_scope(lu, scope);
-                let others = (1u64 << self.reactors.len()) - 1 & !(1 << self.id.0);
+                let all = (1u64 << self.reactors.len()) - 1;
+                let others = all & !(1 << self.id.0);
                 tmf.waits = Waits::Lu(lu);
                 tmf.scope = Some(scope);
                 tmf.untold = others;
@@ -531,6 +532,20 @@ impl<F: Fabric> Path<F> {
         let len = conn.srp.tsk_rsp(IoctxId(id), code, buf);
         conn.push_rsp(id, len as u32);
         self.mark_dirty(at);
+    }
+
+    /// Tells other reactors which logical units were stopped or started here.
+    fn tell_stops(&mut self) {
+        self.sh.stop_changed = false;
+        for (at, lu) in self.sh.lus.iter_mut().enumerate().filter(|(_, lu)| lu.untold != 0) {
+            for (to, mailbox) in self.reactors.iter().enumerate() {
+                let mail = ToReactor::Stopped { lu: at as u16, stopped: lu.stopped_told };
+                let told = to == usize::from(self.id.0) || mailbox.try_send(mail).is_ok();
+                lu.untold &= !(u64::from(told) << to);
+            }
+            lu.untold &= (1 << self.reactors.len()) - 1;
+            self.sh.stop_changed |= lu.untold != 0;
+        }
     }
 
     /// Polls the bdev queues that have work.
@@ -658,6 +673,11 @@ where
                 self.tmfs.foreign.push(abort::Foreign { tmf, lu });
             }
             ToReactor::AbortDone { tmf, from } => self.tmfs.heard(tmf, from),
+            ToReactor::Stopped { lu, stopped } => {
+                let lu = &mut self.sh.lus[usize::from(lu)];
+                lu.scsi.set_stopped(stopped);
+                lu.stopped_told = stopped;
+            }
             ToReactor::Shutdown => self.shutdown = true,
         }
     }
@@ -678,6 +698,9 @@ where
         if !self.tmfs.is_idle() {
             self.step_tmfs();
         }
+        if self.sh.stop_changed {
+            self.tell_stops();
+        }
         self.flush(now);
         if self.closing > 0 {
             self.step_closing(now);
@@ -689,7 +712,12 @@ where
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        self.sh.lus.iter().filter(|lu| lu.in_flight > 0).filter_map(|lu| lu.queue.next_timer()).min()
+        self.sh
+            .lus
+            .iter()
+            .filter(|lu| lu.in_flight > 0)
+            .filter_map(|lu| lu.queue.next_timer())
+            .min()
     }
 
     fn is_finished(&self) -> bool {

@@ -34,9 +34,7 @@ use usurp_srp::login::Policy;
 
 use crate::config::{self, Config, ConfigErrors, Initiator, Listen};
 use crate::conn::ChannelShape;
-use crate::control::{
-    Control, ControlConfig, ControlSender, HostMatch, HostRule, ReactorPort,
-};
+use crate::control::{Control, ControlConfig, ControlSender, HostMatch, HostRule, ReactorPort};
 use crate::luns::{LunEntry, LunMap};
 use crate::mail::{ReactorId, ToControl, ToReactor};
 use crate::path::{Path, PathConfig};
@@ -275,9 +273,7 @@ fn watch_signals(control: &ControlSender<Endpoint>) -> Result<(), ServeError> {
 
 /// Opens every bdev, and makes a logical unit of each that a host sees, one per way to see it.
 #[allow(clippy::type_complexity)]
-fn open_bdevs(
-    config: &Config,
-) -> Result<(Registry, Vec<Arc<LunMap>>, Vec<LuPlan>), ServeError> {
+fn open_bdevs(config: &Config) -> Result<(Registry, Vec<Arc<LunMap>>, Vec<LuPlan>), ServeError> {
     let mut registry = Registry::new();
     let specs: Vec<_> = config.bdevs.iter().map(config::modules::spec).collect();
     if let Err(errors) = registry.open_all(&specs) {
@@ -323,8 +319,8 @@ fn plan_lu(config: &Config, bdev: Arc<dyn Bdev>, read_only: bool) -> Result<LuPl
     let geometry = bdev.geometry();
     let mut lu = LuConfig::new(geometry, emulate::caps(&*bdev, sharing));
     lu.read_only = read_only;
-    lu.max_transfer_blocks = (config.memory.transfer_bytes_max as u64
-        / u64::from(geometry.block_size)) as u32;
+    lu.max_transfer_blocks =
+        (config.memory.transfer_bytes_max as u64 / u64::from(geometry.block_size)) as u32;
     lu.target_port = config.target.port_id();
     let identity = identity(&config.target.port_id(), bdev.name());
     lu.naa = identity;
@@ -581,10 +577,8 @@ fn banner(config: &Config, bdevs: &Registry, cores: &[usize], memory: &str) -> S
     let list: Vec<String> = cores.iter().map(usize::to_string).collect();
     line(format!("  reactors cores {}", list.join(", ")));
     text.push_str(memory);
-    let ids = format!(
-        "id_ext={:016x},ioc_guid={:016x}",
-        config.target.id_ext, config.target.ioc_guid
-    );
+    let ids =
+        format!("id_ext={:016x},ioc_guid={:016x}", config.target.id_ext, config.target.ioc_guid);
     for listen in &config.target.listen {
         if let Listen::Shm(path) = listen {
             let path = path.display();

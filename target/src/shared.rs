@@ -26,6 +26,10 @@ pub struct LuSlot {
     pub stalled: VecDeque<Io>,
     /// Aborted commands that are not gone yet.
     pub aborting: u32,
+    /// Whether other reactors take it for stopped.
+    pub stopped_told: bool,
+    /// Reactors that have not been told so yet, a bit each.
+    pub untold: u64,
 }
 
 /// A nexus that has channels on this reactor.
@@ -54,6 +58,8 @@ pub struct Shared {
     pub waiting: VecDeque<(u16, u16)>,
     /// A data buffer came back: `waiting` may move.
     pub freed: bool,
+    /// Some logical unit was stopped or started here, and other reactors do not know it yet.
+    pub stop_changed: bool,
 }
 
 impl Shared {
@@ -67,6 +73,17 @@ impl Shared {
             scratch: vec![0; SCRATCH_BYTES].into_boxed_slice(),
             waiting: VecDeque::new(),
             freed: false,
+            stop_changed: false,
+        }
+    }
+
+    /// A START STOP UNIT was answered: if it changed something, the other reactors' copies must follow.
+    pub fn note_stop(&mut self, lu: u16) {
+        let lu = &mut self.lus[usize::from(lu)];
+        if lu.scsi.is_stopped() != lu.stopped_told {
+            lu.stopped_told = lu.scsi.is_stopped();
+            lu.untold = u64::MAX;
+            self.stop_changed = true;
         }
     }
 
@@ -132,9 +149,10 @@ impl Shared {
         self.data.is_whole()
             && self.waiting.is_empty()
             && self.nexuses.iter().all(Option::is_none)
-            && self.lus.iter().all(|lu| {
-                lu.in_flight == 0 && lu.stalled.is_empty() && lu.aborting == 0
-            })
+            && self
+                .lus
+                .iter()
+                .all(|lu| lu.in_flight == 0 && lu.stalled.is_empty() && lu.aborting == 0)
     }
 }
 
@@ -148,7 +166,16 @@ fn quiet() -> NexusLu {
 impl LuSlot {
     /// With nothing in flight.
     pub fn new(scsi: Lu, queue: Box<dyn Queue>, lends: Option<(Arc<Arena>, Lkey)>) -> LuSlot {
-        LuSlot { scsi, queue, lends, in_flight: 0, stalled: VecDeque::new(), aborting: 0 }
+        LuSlot {
+            scsi,
+            queue,
+            lends,
+            in_flight: 0,
+            stalled: VecDeque::new(),
+            aborting: 0,
+            stopped_told: false,
+            untold: 0,
+        }
     }
 
     /// Hands an I/O to the queue; one that it has no room for waits its turn.

@@ -214,9 +214,7 @@ impl Conn {
     fn descriptor(&self, io: &Ioctx, desc: &DataDesc, at: u32) -> MemDesc {
         match desc {
             DataDesc::Direct(mem) => *mem,
-            DataDesc::Indirect { .. } if !io.table.is_none() => {
-                nth(io.table.as_slice(), at)
-            }
+            DataDesc::Indirect { .. } if !io.table.is_none() => nth(io.table.as_slice(), at),
             DataDesc::Indirect { at: table, .. } => {
                 nth(&self.recv.bytes(u32::from(io.recv_slot))[usize::from(*table)..], at)
             }

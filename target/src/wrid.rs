@@ -67,12 +67,7 @@ impl WrId {
             7 => Kind::Silent,
             other => panic!("wr_id {id:#x} has the unknown kind {other}"),
         };
-        WrId {
-            kind,
-            slot: id as u16,
-            channel: (id >> 16) as u16,
-            generation: (id >> 32) as u16,
-        }
+        WrId { kind, slot: id as u16, channel: (id >> 16) as u16, generation: (id >> 32) as u16 }
     }
 }
 

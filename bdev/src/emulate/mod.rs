@@ -19,7 +19,7 @@
 //! | UNMAP | passed on | Ok at once and no effect, which SBC allows |
 //! | WRITE ZEROES | passed on | unmap, if asked for and if that zeroes; else zeros are written |
 //! | WRITE SAME | passed on | copies of the block are written |
-//! | COMPARE AND WRITE | passed on | [`Sharing::Sole`]: alone, read, compared, written; else NotSupported |
+//! | COMPARE AND WRITE | passed on | [`Sharing::Sole`]: read, compared, written; else refused |
 //!
 //! A module that claims UNMAP or WRITE ZEROES and then says `NotSupported` (a file system may) is
 //! not asked again by this queue; the right-hand column is done instead.
@@ -92,6 +92,7 @@ pub fn complete(
         compares,
         depth,
         flights: TokenMap::new("front", depth),
+        works: (0..depth).map(|_| None).collect(),
         ready: VecDeque::with_capacity(depth as usize),
         runnable: VecDeque::with_capacity(depth as usize),
         from_module: Completions::new(),
@@ -121,14 +122,15 @@ fn can_compare(bdev: &dyn Bdev, sharing: Sharing) -> bool {
     bdev.caps().compare_and_write || (sharing == Sharing::Sole && bdev.lendable().is_none())
 }
 
-/// One I/O that was accepted and did not complete at once.
+/// One I/O that was accepted and did not complete at once. Small, for most are `Passed`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flight {
     /// The module does it; only the token is remembered.
     Passed,
     /// A reset: passed, but comes back after all that went before it.
     Reset,
-    /// It is done here, step by step.
-    Emulated(Work),
+    /// It is done here, step by step; see `Front::works`.
+    Emulated,
 }
 
 /// Who may submit, for the sake of COMPARE AND WRITE.
@@ -157,6 +159,8 @@ struct Front {
     depth: u32,
     /// I/Os with the module or emulated; the module's token is the index in here.
     flights: TokenMap<Flight>,
+    /// The work of the emulated I/O at the same index of `flights`; none elsewhere.
+    works: Vec<Option<Work>>,
     /// Completed and not returned. With `flights` at most `depth`, its capacity.
     ready: VecDeque<Done>,
     /// Indices of emulated I/Os whose next step can be tried. At most `depth`, its capacity.
@@ -228,8 +232,9 @@ impl Front {
     fn emulate(&mut self, io: Io, alone: bool) {
         let flush_after = self.flushes_for(io.op);
         let (token, work) = (io.token, Work::new(io, &self.caps, flush_after));
-        let index = self.flights.enter(token, Flight::Emulated(work));
-        let index = index.expect("submit saw room");
+        let index = self.flights.enter(token, Flight::Emulated).expect("submit saw room");
+        let old = self.works[index as usize].replace(work);
+        assert!(old.is_none(), "a work at a free index");
         if alone {
             self.gate = Gate::Draining(index);
         } else {
@@ -250,11 +255,7 @@ impl Front {
             return Err(io);
         }
         if op == Op::Reset {
-            for flight in self.flights.iter_mut() {
-                if let Flight::Emulated(work) = flight {
-                    work.abort();
-                }
-            }
+            self.works.iter_mut().flatten().for_each(Work::abort);
         }
         Ok(())
     }
@@ -273,15 +274,13 @@ impl Front {
         }
     }
 
-    fn is_aborted(&mut self, index: u64) -> bool {
-        matches!(self.flights.get_mut(index), Some(Flight::Emulated(work)) if work.is_aborted())
+    fn is_aborted(&self, index: u64) -> bool {
+        self.works[index as usize].as_ref().is_some_and(Work::is_aborted)
     }
 
     /// The next step of the emulated I/O at `index`.
     fn step(&mut self, index: u64) {
-        let Some(Flight::Emulated(work)) = self.flights.get_mut(index) else {
-            unreachable!("only emulated I/Os are runnable");
-        };
+        let work = self.works[index as usize].as_mut().expect("what is runnable is emulated");
         match work.step(index, &self.geometry, &self.caps, &mut self.scratch, &mut *self.module) {
             work::Next::Submitted => {}
             work::Next::Wait => self.runnable.push_back(index),
@@ -291,9 +290,8 @@ impl Front {
 
     /// Ends the emulated I/O at `index`.
     fn finish(&mut self, index: u64, status: Status) {
-        let (_, Flight::Emulated(work)) = self.flights.leave(index) else {
-            unreachable!("only emulated I/Os are finished");
-        };
+        let work = self.works[index as usize].take().expect("what is finished was emulated");
+        self.flights.leave(index);
         if self.gate == Gate::Alone(index) {
             self.gate = Gate::Open;
         }
@@ -304,8 +302,10 @@ impl Front {
     /// Handles a completion from the module. `Some` = the caller's.
     fn on_module_done(&mut self, mut finished: Done) -> Option<Done> {
         let index = finished.token;
-        if let Some(Flight::Emulated(work)) = self.flights.get_mut(index) {
-            match work.on_done(finished, &self.geometry, &mut self.caps, self.scratch.is_some()) {
+        if self.flights.get(index) == Some(&Flight::Emulated) {
+            let work = self.works[index as usize].as_mut().expect("an emulated I/O has a work");
+            let has_scratch = self.scratch.is_some();
+            match work.on_done(finished, &self.geometry, &mut self.caps, has_scratch) {
                 work::Next::Finished(status) => self.finish(index, status),
                 _ => self.runnable.push_back(index),
             }
@@ -313,7 +313,7 @@ impl Front {
         }
         let (token, flight) = self.flights.leave(index);
         finished.token = token;
-        if matches!(flight, Flight::Reset) {
+        if flight == Flight::Reset {
             // The module is done with all that came before, so the emulated I/Os it held up are
             // runnable and aborted: they end now, and the reset after them.
             self.run_works();

@@ -13,7 +13,7 @@
 //! | `on` | any | `read`, `write` (all that writes but unmap), `flush`, `unmap`, `any` |
 //! | `every` | 1 | fail each n-th I/O of that kind |
 //! | `count` | no end | fail so many, then no more |
-//! | `status` | medium | `medium`, `io`, `no_space`, `busy`, `not_supported`, `aborted`, `read_only` |
+//! | `status` | medium | or `io`, `no_space`, `busy`, `not_supported`, `aborted`, `read_only` |
 //!
 //! Limits: `every` and `count` are counted per queue, so per reactor: nothing is shared between
 //! cores. A reset is never failed. A failed write changes nothing.

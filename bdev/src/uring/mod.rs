@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | `path` | required | a regular file or a block device |
 //! | `block_size` | the device's, or 512 | bytes in a logical block |
-//! | `direct` | true | O_DIRECT; falls back, with a warning, only where the file system has none |
+//! | `direct` | true | O_DIRECT; falls back, with a warning, where the file system has none |
 //! | `read_only` | false | open for reading; writes are refused |
 //! | `iopoll` | false | poll the device for completions (needs `direct` and a driver with poll queues) |
 //! | `create` | false | make the file if it does not exist; needs `size` |
@@ -118,7 +118,10 @@ fn open(
 ) -> Result<Arc<dyn Bdev>, BdevError> {
     let options = read(options)?;
     ring::probe()?;
-    let disk = open::open(name, &options, context)?;
+    let disk = Arc::new(open::open(name, &options, context)?);
+    if options.iopoll {
+        queue::probe_polled(name, &disk)?;
+    }
     tracing::info!(
         bdev = name, path = %options.path.display(), direct = disk.direct,
         blocks = disk.geometry.blocks, block_size = disk.geometry.block_size, "uring opened"
@@ -127,8 +130,17 @@ fn open(
         name: name.to_string(),
         read_only: options.read_only,
         iopoll: options.iopoll,
-        disk: Arc::new(disk),
+        disk,
     }))
+}
+
+/// The error for `iopoll` on a device that can't.
+fn no_poll(why: &str) -> BdevError {
+    BdevError::new(
+        "uring.iopoll",
+        format!("the device has no poll queues{why}"),
+        "leave `iopoll` away, or load the driver with them, such as `nvme.poll_queues=2`",
+    )
 }
 
 /// An open file or device, locked. Shared by all queues.

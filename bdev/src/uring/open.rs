@@ -50,10 +50,13 @@ pub(super) fn open(
     }
     context.claim_file(PATH, file_id(&meta, kind))?;
     lock(&file, path, options.read_only)?;
+    if options.iopoll {
+        check_polled(&meta, kind)?;
+    }
     let (geometry, mem_align) = measure(&file, &meta, options, kind, direct)?;
     let unmap = match kind {
         Kind::File => !options.read_only && punches_holes(&file, geometry.size_bytes()),
-        Kind::Device => sysfs(&meta, "write_zeroes_max_bytes").is_some_and(|bytes| bytes > 0),
+        Kind::Device => sysfs(meta.rdev(), "write_zeroes_max_bytes").is_some_and(|bytes| bytes > 0),
     };
     let flush_failed = AtomicBool::new(false);
     Ok(Disk { file, geometry, direct, mem_align, unmap, flush_failed })
@@ -121,12 +124,13 @@ fn open_file(name: &str, options: &Options, kind: Kind) -> Result<(File, bool), 
     let path = options.path.as_path();
     // On a block device O_EXCL without O_CREAT means: nobody else may have it so, no mount either.
     let excl = if kind == Kind::Device && !options.read_only { libc::O_EXCL } else { 0 };
+    // Not O_NONBLOCK, which would make io_uring say EAGAIN where it has to wait.
     let attempt = |direct: bool| {
         let direct = if direct { libc::O_DIRECT } else { 0 };
         OpenOptions::new()
             .read(true)
             .write(!options.read_only)
-            .custom_flags(excl | direct | libc::O_NONBLOCK)
+            .custom_flags(excl | direct)
             .open(path)
     };
     let result = match attempt(options.direct) {
@@ -191,6 +195,13 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), BdevError> {
     }
 }
 
+/// Refuses polling where the device, or the file system's, is known to have no poll queues. If it
+/// is not known (btrfs), the probing read in `queue.rs` has to do, which a hole would pass.
+fn check_polled(meta: &Metadata, kind: Kind) -> Result<(), BdevError> {
+    let device = if kind == Kind::Device { meta.rdev() } else { meta.dev() };
+    if sysfs(device, "io_poll") == Some(0) { Err(super::no_poll("")) } else { Ok(()) }
+}
+
 /// Size and shape, and the alignment that O_DIRECT asks of buffers.
 fn measure(
     mut file: &File,
@@ -232,9 +243,10 @@ fn measure(
     match kind {
         Kind::File => geometry.unmap_granularity_blocks = in_blocks(meta.blksize()),
         Kind::Device => {
-            geometry.rotational = sysfs(meta, "rotational") == Some(1);
-            geometry.optimal_io_blocks = in_blocks(sysfs(meta, "optimal_io_size").unwrap_or(0));
-            let granularity = sysfs(meta, "discard_granularity").unwrap_or(0);
+            geometry.rotational = sysfs(meta.rdev(), "rotational") == Some(1);
+            geometry.optimal_io_blocks =
+                in_blocks(sysfs(meta.rdev(), "optimal_io_size").unwrap_or(0));
+            let granularity = sysfs(meta.rdev(), "discard_granularity").unwrap_or(0);
             geometry.unmap_granularity_blocks = in_blocks(granularity);
         }
     }
@@ -288,8 +300,8 @@ fn punches_holes(file: &File, bytes: u64) -> bool {
 }
 
 /// A number from the device's queue folder in sysfs; a partition's is its disk's.
-fn sysfs(meta: &Metadata, name: &str) -> Option<u64> {
-    let (major, minor) = (rustix::fs::major(meta.rdev()), rustix::fs::minor(meta.rdev()));
+fn sysfs(device: u64, name: &str) -> Option<u64> {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let base = format!("/sys/dev/block/{major}:{minor}");
     ["queue", "../queue"].iter().find_map(|folder| {
         std::fs::read_to_string(format!("{base}/{folder}/{name}")).ok()?.trim().parse().ok()

@@ -18,11 +18,11 @@ use std::sync::atomic::Ordering;
 
 use io_uring::{opcode, squeue, types};
 use usurp_reactor::Nanos;
-use usurp_reactor::mem::IndexPool;
+use usurp_reactor::mem::{Arena, BufPool, HugePolicy, IndexPool};
 
 use super::Disk;
 use super::ring::{ENTRIES_MAX, Ring};
-use crate::contract::{BdevError, Queue, QueueSetup};
+use crate::contract::{BLOCK_SIZE_MAX, BdevError, Lba, Queue, QueueSetup};
 use crate::io::{Completions, Done, Io, Op, Status};
 
 /// How often an I/O that the kernel says EAGAIN or EINTR to is tried again before it is `Busy`.
@@ -265,6 +265,30 @@ impl Drop for UringQueue {
         }
         assert!(std::thread::panicking(), "a uring queue was dropped with I/O in flight");
     }
+}
+
+/// Reads a block by polling, for a clear error in the control thread where the driver can't.
+pub(super) fn probe_polled(name: &str, disk: &Arc<Disk>) -> Result<(), BdevError> {
+    let bytes = BLOCK_SIZE_MAX as usize;
+    let arena = Arena::new(name, bytes, HugePolicy::Never)
+        .map_err(|e| BdevError::new("uring", e.to_string(), ""))?;
+    let mut pool = BufPool::new(arena, 0, bytes, bytes, bytes);
+    let setup = QueueSetup { depth: 1, data: None, core: 0 };
+    let mut queue = UringQueue::new(name, disk, &setup, true)?;
+    let buf = pool.take(bytes).expect("a fresh pool has its one piece");
+    let Ok(()) = queue.submit(Io::new(Op::Read, Lba(0), 1, buf, 0)) else {
+        unreachable!("a fresh queue has room");
+    };
+    let mut done = Completions::new();
+    while done.is_empty() {
+        queue.poll(0, &mut done);
+    }
+    let Done { status, buf, .. } = done.pop().expect("it is not empty");
+    pool.give(buf);
+    if status == Status::Ok {
+        return Ok(());
+    }
+    Err(super::no_poll(&format!(" (a polled read ended with {status:?})")))
 }
 
 fn fsync() -> squeue::Entry {

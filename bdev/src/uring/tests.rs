@@ -178,6 +178,20 @@ fn a_queue_dropped_with_io_in_flight_panics() {
     drop(queue);
 }
 
+#[test]
+fn polling_works_or_is_refused_when_opened() {
+    let dir = dir();
+    let path = file(&dir, "f", 1 << 20);
+    let entry = format!("{{ name: u, uring: {{ path: {path}, iopoll: true }} }}");
+    match open_one(&entry) {
+        Ok(_bdev) => {
+            #[cfg(feature = "test-utils")]
+            crate::conformance::run(_bdev);
+        }
+        Err(error) => assert_eq!(error.key, "uring.iopoll", "{error}"),
+    }
+}
+
 #[cfg(feature = "test-utils")]
 fn conform(dir: &Path, options: &str) {
     let path = dir.join("conformance.img");

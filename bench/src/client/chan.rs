@@ -24,7 +24,8 @@ use usurp_srp::wire::desc::{DESC_LEN, MemDesc};
 use usurp_srp::wire::rsp::RspCode;
 use usurp_srp::wire::tsk_mgmt::TmFunc;
 
-use super::{Data, DataArea, Outcome, PIECES, Request, SENSE_BYTES, Shape, SlotId, Started};
+use super::types::{Data, DataArea, Outcome, Request, Shape, SlotId, Started};
+use super::types::{PIECES, SENSE_BYTES};
 use crate::args::DescFormat;
 use crate::cdb::{self, Cdb};
 use crate::connect::{IMM_BYTES_MAX, it_iu_len, recv_count};

@@ -1,5 +1,5 @@
-//! The target's side of login: checks a request in the order of reference table 2.4 ([D] column)
-//! and makes the answer.
+//! The target's side of login: checks a request in the order of reference table 2.4 (column "new
+//! target") and makes the answer.
 //!
 //! Owns: what a well-formed, acceptable login is. Never decides: ports that are disabled, names
 //! (ACL), nexuses and resources; for those the caller turns the accepted login down with

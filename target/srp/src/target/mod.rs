@@ -271,28 +271,31 @@ impl Channel {
             return Received::Cut(CutReason::CreditOverrun);
         };
         let ioctx = self.ioctxs.take(IoctxEvent::TakeCmd, cmd.tag(), credit, cmd.sol_not());
-        let Some((data_out, data_in)) = parse::data_descs(cmd, iu, &self.limits) else {
-            return Received::Malformed { ioctx };
+        let mut received = Command {
+            ioctx,
+            attr: cmd.task_attr(),
+            too_long: false,
+            cdb_len: 16,
+            tag: cmd.tag(),
+            lun: cmd.lun(),
+            cdb: [0; CDB_MAX],
+            data_out: DataDesc::None,
+            data_in: DataDesc::None,
         };
-        let mut cdb = [0; CDB_MAX];
-        cdb[..16].copy_from_slice(&cmd.cdb());
+        if parse::data_descs(cmd, iu, &self.limits, &mut received).is_none() {
+            return Received::Malformed { ioctx };
+        }
+        received.cdb[..16].copy_from_slice(&cmd.cdb());
         let extra = cmd.add_cdb_bytes().min(CDB_MAX - 16);
         if extra > 0 {
             // In bounds: data_descs has proven 48 + A <= length.
             let from = wire::cmd::LEN;
-            cdb[16..16 + extra].copy_from_slice(&iu[from..from + extra]);
+            received.cdb[16..16 + extra].copy_from_slice(&iu[from..from + extra]);
+            received.cdb_len = (16 + extra) as u16;
         }
-        Received::Command(Command {
-            ioctx,
-            attr: cmd.task_attr(),
-            too_long: data_out.len().max(data_in.len()) > self.max_transfer,
-            cdb_len: (16 + extra) as u16,
-            tag: cmd.tag(),
-            lun: cmd.lun(),
-            cdb,
-            data_out,
-            data_in,
-        })
+        let longest = received.data_out.len().max(received.data_in.len());
+        received.too_long = longest > self.max_transfer;
+        Received::Command(received)
     }
 
     #[cold]

@@ -11,6 +11,7 @@
 //! ```
 //! Invariant: every `at` and `count` of a `DataDesc` lies inside the IU it was parsed from.
 
+use super::Command;
 use crate::wire::cmd::{Cmd, DescFormat, IMM_DESC_LEN, LEN};
 use crate::wire::desc::{DESC_LEN, Descs, INDIRECT_LEN, Indirect, MemDesc, table_sum};
 
@@ -125,27 +126,30 @@ pub(super) struct Limits {
     pub max_descs: u32,
 }
 
-/// Both descriptors of a command: (data-out, data-in). `None`: malformed.
+/// Sets both descriptors of `to`, in place: moving them around costs more than parsing them.
+/// `None`: malformed.
 #[inline]
 pub(super) fn data_descs(
     cmd: Cmd<&[u8; LEN]>,
     iu: &[u8],
     limits: &Limits,
-) -> Option<(DataDesc, DataDesc)> {
+    to: &mut Command,
+) -> Option<()> {
     let at = LEN + cmd.add_cdb_bytes();
     if at > iu.len() {
         return None;
     }
-    // Most commands have one direct descriptor; the general way costs them twice as much.
+    // Most commands have one direct descriptor.
     match (cmd.out_format(), cmd.in_format()) {
-        (DescFormat::None, DescFormat::None) => Some((DataDesc::None, DataDesc::None)),
-        (DescFormat::None, DescFormat::Direct) => Some((DataDesc::None, direct(at, iu)?)),
-        (DescFormat::Direct, DescFormat::None) => Some((direct(at, iu)?, DataDesc::None)),
-        _ => general(cmd, at, iu, limits),
+        (DescFormat::None, DescFormat::None) => {}
+        (DescFormat::None, DescFormat::Direct) => to.data_in = direct(at, iu)?,
+        (DescFormat::Direct, DescFormat::None) => to.data_out = direct(at, iu)?,
+        _ => (to.data_out, to.data_in) = general(cmd, at, iu, limits)?,
     }
+    Some(())
 }
 
-/// Any two formats; the first descriptor is at `at`.
+/// Any two formats, (data-out, data-in); the first descriptor is at `at`.
 #[inline(never)]
 fn general(
     cmd: Cmd<&[u8; LEN]>,
@@ -237,13 +241,27 @@ fn indirect(count: u16, at: usize, iu: &[u8], limits: &Limits) -> Option<(DataDe
 
 #[cfg(test)]
 mod tests {
+    use super::super::{CDB_MAX, IoctxId, TaskAttr};
     use super::*;
+    use crate::Tag;
     use crate::wire::golden::{READ10, WRITE10_INDIRECT, hex, write10_imm};
 
     const LIMITS: Limits = Limits { imm_offset: Some(68), max_descs: 2048 };
 
     fn with(iu: &[u8], limits: &Limits) -> Option<(DataDesc, DataDesc)> {
-        data_descs(Cmd::new_checked(iu).unwrap(), iu, limits)
+        let mut to = Command {
+            ioctx: IoctxId(0),
+            attr: TaskAttr::Simple,
+            too_long: false,
+            cdb_len: 16,
+            tag: Tag::default(),
+            lun: 0,
+            cdb: [0; CDB_MAX],
+            data_out: DataDesc::None,
+            data_in: DataDesc::None,
+        };
+        data_descs(Cmd::new_checked(iu).unwrap(), iu, limits, &mut to)?;
+        Some((to.data_out, to.data_in))
     }
 
     fn parse(iu: &[u8]) -> Option<(DataDesc, DataDesc)> {
