@@ -195,6 +195,8 @@ pub struct BdevError {
     pub message: String,
     /// What would be right; may be empty.
     pub hint: String,
+    /// Nothing is wrong with the entry: another process has what it names.
+    pub busy: bool,
 }
 
 impl BdevError {
@@ -204,7 +206,14 @@ impl BdevError {
         message: impl Into<String>,
         hint: impl Into<String>,
     ) -> BdevError {
-        BdevError { key: key.into(), message: message.into(), hint: hint.into() }
+        BdevError { key: key.into(), message: message.into(), hint: hint.into(), busy: false }
+    }
+
+    /// The same, because another process has it.
+    #[must_use]
+    pub fn busy(mut self) -> BdevError {
+        self.busy = true;
+        self
     }
 }
 

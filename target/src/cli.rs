@@ -11,6 +11,7 @@
 //! | 3 | the configuration was refused; nothing was started |
 //! | 4 | a socket or an image is in use by another process |
 
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -81,7 +82,11 @@ pub fn main() -> ExitCode {
 fn log_to_stderr() {
     let filter = tracing_subscriber::EnvFilter::try_from_env("USURP_LOG");
     let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .init();
 }
 
 fn run(path: &Path, options: &RunOptions) -> u8 {
@@ -135,7 +140,7 @@ fn count(number: usize, thing: &str) -> String {
 fn open_bdevs(config: &Config) -> Result<(), u8> {
     let mut registry = Registry::new();
     if let Err(errors) = registry.open_all(&config.bdev_specs()) {
-        let is_busy = errors.iter().all(|(_, error)| error.message.contains("in use"));
+        let is_busy = errors.iter().all(|(_, error)| error.busy);
         refuse(&config.bdev_problems(errors));
         return Err(if is_busy { BUSY } else { CONFIG });
     }

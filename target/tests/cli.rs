@@ -1,9 +1,13 @@
 //! The binary as a user meets it: exit codes, and which text goes where.
 #![forbid(unsafe_code)]
 
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal};
 
 fn usurp(args: &[&str]) -> Output {
@@ -153,6 +157,19 @@ impl Drop for Serving {
     }
 }
 
+/// So that opening the FIFO does not wait for a target that never comes.
+const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+
+/// Waits for the line `ready`, half a minute at most.
+fn wait_until_ready(mut fifo: &File) {
+    let limit = Timespec { tv_sec: 30, tv_nsec: 0 };
+    let count = poll(&mut [PollFd::new(fifo, PollFlags::IN)], Some(&limit)).expect("poll works");
+    assert_eq!(count, 1, "the target does not get ready");
+    let mut line = [0; 6];
+    fifo.read_exact(&mut line).expect("it writes the line at once");
+    assert_eq!(&line, b"ready\n");
+}
+
 #[test]
 fn run_serves_until_sigterm_and_a_second_one_finds_the_socket_in_use() {
     let folder = std::env::temp_dir().join(format!("usurp-cli-{}-run", std::process::id()));
@@ -170,9 +187,9 @@ fn run_serves_until_sigterm_and_a_second_one_finds_the_socket_in_use() {
     let config = Scratch::new("run.yaml", &content);
     let ready = folder.join("ready");
     rustix::fs::mkfifoat(rustix::fs::CWD, &ready, 0o600.into()).expect("a FIFO can be made");
+    let fifo = File::options().read(true).custom_flags(NONBLOCK).open(&ready).expect("it is ours");
     let mut first = Serving::start(&config, &ready);
-    // Reading a FIFO waits for the writer, and ends with it.
-    assert_eq!(std::fs::read_to_string(&ready).expect("it gets ready"), "ready\n");
+    wait_until_ready(&fifo);
     assert_eq!(code(&usurp(&["run", config.path()])), 4);
     rustix::process::kill_process(first.pid(), Signal::TERM).expect("it runs still");
     assert_eq!(first.0.wait().expect("it ends").code(), Some(0));

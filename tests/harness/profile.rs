@@ -180,7 +180,7 @@ fn disk(rng: &mut Rng, wild: bool) -> DiskKind {
 
 fn host(rng: &mut Rng, wild: bool, credits: usize) -> HostProfile {
     let even = rng.chance(300_000);
-    let mut weight = |usual: u64| if even { 10 } else { usual };
+    let weight = |usual: u64| if even { 10 } else { usual };
     let mix = Mix {
         read: weight(50),
         write: weight(50),

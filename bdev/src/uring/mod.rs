@@ -12,7 +12,7 @@
 //! | `block_size` | the device's, or 512 | bytes in a logical block |
 //! | `direct` | true | O_DIRECT; falls back, with a warning, where the file system has none |
 //! | `read_only` | false | open for reading; writes are refused |
-//! | `iopoll` | false | poll the device for completions (needs `direct` and a driver with poll queues) |
+//! | `iopoll` | false | poll the device for completions (needs `direct` and poll queues) |
 //! | `create` | false | make the file if it does not exist; needs `size` |
 //! | `size` | - | size of a created file; an existing file must have it: it is never resized |
 //!

@@ -156,7 +156,8 @@ fn open_file(name: &str, options: &Options, kind: Kind) -> Result<(File, bool), 
             PATH,
             format!("{} is already in use: mounted, or held by another process", path.display()),
             format!("`lsblk {0}` and `fuser -v {0}` tell by whom", path.display()),
-        ),
+        )
+        .busy(),
         _ => os_error(path, "can't open", &error),
     })
 }
@@ -188,7 +189,8 @@ fn lock(file: &File, path: &Path, read_only: bool) -> Result<(), BdevError> {
                     PATH,
                     format!("{} is already in use by another process", path.display()),
                     format!("`fuser -v {}` tells by which", path.display()),
-                ));
+                )
+                .busy());
             }
             Err(error) => return Err(os_error(path, "can't lock", &error.into())),
         }

@@ -2,6 +2,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::PermissionsExt;
+#[cfg(feature = "test-utils")]
 use std::path::Path;
 
 use tempfile::TempDir;

@@ -82,7 +82,7 @@ fn take_away(options: &mut Value, key: &str) -> bool {
 
 /// An unknown option is said in our words, with the nearest known one; the rest in the module's.
 fn fault(index: usize, error: BdevError) -> Fault {
-    let BdevError { key, message, hint } = error;
+    let BdevError { key, message, hint, .. } = error;
     let option = key.rsplit('.').next().unwrap_or_default();
     let start = format!("unknown field `{option}`, expected ");
     let Some(known) = message.strip_prefix(&start) else {

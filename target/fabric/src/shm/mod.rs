@@ -3,7 +3,7 @@
 //! ```text
 //!   initiator process                                            target process
 //!   +------------------+   Unix socket (login, lifeline)   +------------------------+
-//!   | connect()        |<--------------------------------->| Listener (Cm)          | control thread
+//!   | connect()        |<--------------------------------->| Listener (Cm)          | control
 //!   +------------------+                                   +------------------------+
 //!   | ShmFabric        |   ring file, made by the target   | ShmFabric              |  reactor
 //!   |   Tx ============|=========> initiator->target ======|==> Rx -> posted receive|
