@@ -1,9 +1,9 @@
 //! Refuses to build into this folder.
 //!
-//! `target/` is source here, yet also the name of cargo's default output folder. `.cargo/config.toml`
-//! sends the output to `build/`, but cargo reads that file only when it runs inside the checkout. Run
-//! from elsewhere with `--manifest-path`, it would litter the sources, and `cargo clean` would delete
-//! them.
+//! `target/` is source here, yet also the name of cargo's default output folder.
+//! `.cargo/config.toml` sends the output to `build/`, but cargo reads that file only when it runs
+//! inside the checkout. Run from elsewhere with `--manifest-path`, it would litter the sources, and
+//! `cargo clean` would delete them.
 
 use std::path::Path;
 

@@ -38,19 +38,43 @@ pub struct LinkArgs {
     #[arg(long, global = true, value_name = "ADDRESS", value_parser = Address::from_str)]
     pub connect: Option<Address>,
     /// Identifier extension of the target port
-    #[arg(long, global = true, value_name = "HEX", value_parser = hex_u64, default_value_t = Hex(DEFAULT_ID_EXT))]
+    #[arg(
+        long,
+        global = true,
+        value_name = "HEX",
+        value_parser = hex_u64,
+        default_value_t = Hex(DEFAULT_ID_EXT),
+    )]
     pub id_ext: Hex,
     /// IO controller GUID of the target port
-    #[arg(long, global = true, value_name = "HEX", value_parser = hex_u64, default_value_t = Hex(DEFAULT_IOC_GUID))]
+    #[arg(
+        long,
+        global = true,
+        value_name = "HEX",
+        value_parser = hex_u64,
+        default_value_t = Hex(DEFAULT_IOC_GUID),
+    )]
     pub ioc_guid: Hex,
     /// Identifier extension of our own port
-    #[arg(long, global = true, value_name = "HEX", value_parser = hex_u64, default_value_t = Hex(0))]
+    #[arg(
+        long,
+        global = true,
+        value_name = "HEX",
+        value_parser = hex_u64,
+        default_value_t = Hex(0),
+    )]
     pub initiator_ext: Hex,
     /// GUID of our own port [default: a random one]
     #[arg(long, global = true, value_name = "HEX", value_parser = hex_u64)]
     pub initiator_guid: Option<Hex>,
     /// Seconds to wait for the answer to a command
-    #[arg(long, global = true, value_name = "S", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    #[arg(
+        long,
+        global = true,
+        value_name = "S",
+        default_value_t = 30,
+        value_parser = clap::value_parser!(u64).range(1..=3600),
+    )]
     pub timeout: u64,
 }
 
@@ -92,19 +116,35 @@ pub struct CpArgs {
 #[derive(Args, Debug, Clone)]
 pub struct RunArgs {
     /// The logical unit, or several with commas
-    #[arg(long, value_name = "N[,M]", value_delimiter = ',', default_value = "0", value_parser = lun_number)]
+    #[arg(
+        long,
+        value_name = "N[,M]",
+        value_delimiter = ',',
+        default_value = "0",
+        value_parser = lun_number,
+    )]
     pub lun: Vec<u16>,
     /// What to do; everything but read and randread overwrites the LUN
     #[arg(long, value_enum, default_value = "randread")]
     pub rw: Mode,
     /// Percentage of reads in randrw
-    #[arg(long, value_name = "PCT", default_value_t = 70, value_parser = clap::value_parser!(u8).range(0..=100))]
+    #[arg(
+        long,
+        value_name = "PCT",
+        default_value_t = 70,
+        value_parser = clap::value_parser!(u8).range(0..=100),
+    )]
     pub rwmixread: u8,
     /// Bytes per I/O
     #[arg(long, value_name = "BYTES", default_value = "4k", value_parser = size)]
     pub bs: u64,
     /// I/Os outstanding per channel
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 32,
+        value_parser = clap::value_parser!(u32).range(1..=4096),
+    )]
     pub iodepth: u32,
     /// Seconds to run [default: 10, if --size is not given either]
     #[arg(long, value_name = "S", value_parser = seconds)]
@@ -113,7 +153,12 @@ pub struct RunArgs {
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub size: Option<u64>,
     /// RDMA channels
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=64),
+    )]
     pub channels: u16,
     /// Use only the first BYTES of each LUN [default: all of it; with --verify at most 1 GiB]
     #[arg(long, value_name = "BYTES", value_parser = size)]
@@ -131,6 +176,9 @@ pub struct RunArgs {
     /// Pin the thread to this CPU
     #[arg(long, value_name = "CPU")]
     pub core: Option<usize>,
+    /// Never yield the CPU, even if nothing came for 20 us
+    #[arg(long)]
+    pub spin: bool,
     /// Write the report as JSON to this file; - is stdout, instead of the table
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -225,6 +273,7 @@ impl FromStr for CopyEnd {
         let Some(rest) = text.strip_prefix("lun:") else {
             return match text {
                 "" => Err("an empty file name".into()),
+                "-" => Err("a file is needed, its length counts; for a file named -: ./-".into()),
                 path => Ok(CopyEnd::File(path.into())),
             };
         };
@@ -335,7 +384,7 @@ mod tests {
         let args = run(
             "--connect shm:/s run --lun 0,3 --rw randrw --rwmixread 30 --bs 128KiB --iodepth 8 \
              --runtime 2.5 --size 1G --channels 4 --verify --no-preload --seed 9 --core 1 \
-             --json - --percentiles --range 64m --progress --target-pid 7 --desc partial",
+             --json - --percentiles --range 64m --progress --spin --target-pid 7 --desc partial",
         );
         assert_eq!((args.lun.as_slice(), args.bs, args.rwmixread), (&[0, 3][..], 131072, 30));
         assert_eq!((args.size, args.range), (Some(1 << 30), Some(64 << 20)));
@@ -390,6 +439,7 @@ mod tests {
         assert!(end("lun:").unwrap_err().contains("a LUN is"));
         assert!(end("lun:1@x").unwrap_err().contains("a size"));
         assert!(end("").is_err());
+        assert!(end("-").unwrap_err().contains("./-"));
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Builders for the CDBs this initiator sends, and readers for the parameter data that comes back.
 //! No I/O. Readers take whatever length arrived: a missing byte reads as 0 or gives None.
 //!
-//! A CDB is 16 bytes here, zero-filled behind its real length, as SRP_CMD carries it (SRP r16a 6.8).
+//! A CDB is 16 bytes here, zero-filled behind its real length, as SRP_CMD carries it (SRP r16a
+//! 6.8).
 
 /// A CDB of at most 16 bytes, zero-filled.
 pub type Cdb = [u8; 16];

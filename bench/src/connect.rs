@@ -36,6 +36,8 @@ pub const IMM_BYTES_MAX: u32 = 8192;
 const IT_IU_LEN: u32 = 276;
 /// Receives for what the target sends unasked: requests of its own, and answers to TMFs.
 pub const RECV_SPARE: u32 = 4;
+/// Receives that are posted at a time.
+pub const RECV_BATCH: u32 = 32;
 /// Fewest receives of a channel.
 pub const RECV_MIN: u32 = 64;
 /// Sends that may wait for a signalled completion, over and above one per slot.
@@ -76,9 +78,9 @@ pub fn it_iu_len(desc: DescFormat) -> u32 {
     }
 }
 
-/// Receives that a channel posts.
+/// Receives of a channel: one per command, the spare ones, and a batch that waits to be posted.
 pub fn recv_count(slots: u32) -> u32 {
-    (slots + RECV_SPARE).max(RECV_MIN)
+    (slots + RECV_SPARE + RECV_BATCH).max(RECV_MIN)
 }
 
 /// SRP_LOGIN_REQ of one channel: as Linux sends it, but immediate data only if `desc` asks for it.

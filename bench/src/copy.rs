@@ -197,8 +197,8 @@ struct Ring {
     tail: u64,
 }
 
-/// Moves the whole blocks of the extent. `feed(offset, data)` fills the data to be written, or takes
-/// what was read; it sees the offsets in order.
+/// Moves the whole blocks of the extent. `feed(offset, data)` fills the data to be written, or
+/// takes what was read; it sees the offsets in order.
 fn pipe<F: Fabric>(
     client: &mut Client<F>,
     extent: Extent,

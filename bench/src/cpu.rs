@@ -1,5 +1,5 @@
 //! CPU time of both sides of a run. Ours comes from the thread clock. The target's comes from
-//! `/proc/PID/task/*`: the threads whose names begin with `usurp-r` are its reactors.
+//! `/proc/PID/task/*`: the threads that are called `usurp-r` and a number are its reactors.
 //!
 //! A side that busy-polls uses one CPU whole whatever it does, so "CPU time per I/O" of a spinning
 //! thread is wall time per I/O. [`PeerBusy`] is where a busy part measured by the target itself
@@ -39,7 +39,9 @@ impl PeerCpu {
         for task in list.flatten() {
             let dir = task.path();
             let name = std::fs::read_to_string(dir.join("comm")).unwrap_or_default();
-            if !name.starts_with(REACTOR_PREFIX) {
+            // A digit follows, so that a program called usurp-rc is no reactor.
+            let rest = name.strip_prefix(REACTOR_PREFIX);
+            if !rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit())) {
                 continue;
             }
             let text = std::fs::read_to_string(dir.join("schedstat")).unwrap_or_default();
@@ -77,6 +79,7 @@ mod tests {
         task(&root, "1", "usurp\n", "5000 1 1\n");
         task(&root, "2", "usurp-r0\n", "100 7 3\n");
         task(&root, "3", "usurp-r1\n", "40 7 3\n");
+        task(&root, "4", "usurp-rc\n", "9000 7 3\n");
         let sum = PeerCpu::read_from(&root);
         std::fs::remove_dir_all(&root).unwrap();
         assert_eq!(sum, Ok(PeerCpu { cpu_ns: 140, threads: 2 }));

@@ -49,6 +49,9 @@ pub enum Error {
     /// The target sent something that SRP does not allow.
     #[error("the target broke the protocol: {0}")]
     Protocol(String),
+    /// The target has no such LU, or does not show it to us.
+    #[error("there is no LUN {0} for this initiator")]
+    NoLun(u16),
     /// No answer to a command within its time.
     #[error("no answer to {what} on LUN {lun} within {seconds} s")]
     Timeout {

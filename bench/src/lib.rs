@@ -1,9 +1,9 @@
 //! `usurp-bench`: the SRP initiator of this workspace, and the load generator built on it.
 //!
 //! Owns: the initiator driver ([`client`], [`sync`], [`connect`]), the engines of the commands of
-//! `usurp-perf` ([`load`], [`copy`], [`list`], [`run`]), and what they share: command line ([`args`]),
-//! CDBs and sense ([`cdb`], [`sense`]), addresses ([`pattern`]), verification ([`verify`]), reports
-//! ([`report`], [`cpu`]). Never: target code, unsafe code, threads.
+//! `usurp-perf` ([`load`], [`copy`], [`list`], [`run`]), and what they share: command line
+//! ([`args`]), CDBs and sense ([`cdb`], [`sense`]), addresses ([`pattern`]), verification
+//! ([`verify`]), reports ([`report`], [`cpu`]). Never: target code, unsafe code, threads.
 //!
 //! ```text
 //!   usurp-perf --> connect (login) --> Client <-- sync (one command at a time) <-- list, tests

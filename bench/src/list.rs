@@ -52,6 +52,9 @@ fn line<F: Fabric>(client: &mut Client<F>, lun: u16) -> Result<String, Error> {
 /// Everything that `inq` shows of one LU.
 pub fn inq<F: Fabric>(client: &mut Client<F>, lun: u16) -> Result<String, Error> {
     let inq = client.inquiry(lun)?;
+    if inq.qualifier == 3 {
+        return Err(Error::NoLun(lun));
+    }
     let mut out = String::new();
     let _ = writeln!(out, "LUN {lun}");
     let _ = writeln!(out, "  vendor     {}", inq.vendor);

@@ -1,17 +1,18 @@
-//! The load generator's engine: keeps every slot of every channel busy with I/Os of a pattern, checks
-//! each answer, and measures.
+//! The load generator's engine: keeps every slot of every channel busy with I/Os of a pattern,
+//! checks each answer, and measures.
 //!
 //! ```text
 //!   one turn:  poll (<= 32 answers) --> clock --> check, record, refill the same slots --> flush
-//!                 |  none                                                        one doorbell a channel
+//!                 |  none                                                   one doorbell a channel
 //!                 +--> every 64th time: clock, deadlines, progress
 //! ```
 //! An I/O keeps its slot (tag, IU, data buffer) from the first launch of a phase to its end, so a
-//! turn touches no pool. The clock is read once in a turn that found something; latency runs from the
-//! stamp taken before posting to the stamp taken after reaping. Nothing here allocates after
+//! turn touches no pool. The clock is read once in a turn that found something; latency runs from
+//! the stamp taken before posting to the stamp taken after reaping. Nothing here allocates after
 //! [`Load::new`], but for error values, which end the run.
 //!
-//! Phases of a verified run: sweep-write the range (preload), the pattern itself, sweep-read it back.
+//! Phases of a verified run: sweep-write the range (preload), the pattern itself, sweep-read it
+//! back.
 
 use usurp_fabric::Fabric;
 use usurp_reactor::Nanos;
@@ -26,6 +27,9 @@ use crate::verify::Verifier;
 
 /// Empty turns between two looks at the clock.
 const IDLE_TURNS: u32 = 64;
+/// Idle for so long, the thread offers its core to others between looks at the clock: on a machine
+/// with fewer free cores than spinning threads the target might be waiting for just this one.
+const YIELD_AFTER: Nanos = 20_000;
 /// Time between two looks for commands without an answer.
 const OVERDUE_EVERY: Nanos = 100_000_000;
 /// How often a command is sent again after UNIT ATTENTION, BUSY or TASK SET FULL.
@@ -52,6 +56,8 @@ pub struct Plan {
     pub seed: u64,
     /// Stamp and check.
     pub verify: bool,
+    /// Never offer the core to others.
+    pub spin: bool,
 }
 
 /// One LU under load.
@@ -256,6 +262,9 @@ impl<'a, F: Fabric> Load<'a, F> {
                     }
                     now = self.clock.now();
                     self.look(now, end, &mut next_look)?;
+                    if !self.plan.spin && now - self.run.last_answer > YIELD_AFTER {
+                        std::thread::yield_now();
+                    }
                     continue;
                 };
                 now = self.clock.now();
@@ -487,7 +496,8 @@ fn reserve_ops<F: Fabric>(client: &mut Client<F>, depth: u32) -> Vec<Op> {
     ops
 }
 
-/// Gives every buffer contents that neither compress nor repeat; written as they are without verify.
+/// Gives every buffer contents that neither compress nor repeat; written as they are without
+/// verify.
 fn fill_buffers<F: Fabric>(client: &mut Client<F>, ops: &[Op], plan: &Plan) {
     let mut rng = crate::pattern::Rng::new(plan.seed ^ 0x5555);
     let mut data = vec![0u8; plan.io_bytes as usize];

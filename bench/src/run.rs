@@ -1,5 +1,5 @@
-//! `usurp-perf run`: turns the options into a plan that fits the LUs, or refuses them with the reason;
-//! then works through the phases and puts the report together.
+//! `usurp-perf run`: turns the options into a plan that fits the LUs, or refuses them with the
+//! reason; then works through the phases and puts the report together.
 
 use std::io::IsTerminal;
 
@@ -15,10 +15,13 @@ use crate::list::human_size;
 use crate::load::{Load, Phase, Plan, Progress};
 use crate::report::{Cpu, Report, Setup};
 
-/// Bytes of a LUN that `--verify` uses unless `--range` says otherwise: its table takes 4 bytes a block.
+/// Bytes of a LUN that `--verify` uses unless `--range` says otherwise: its table takes 4 bytes a
+/// block.
 const VERIFY_RANGE: u64 = 1 << 30;
 /// The largest `--bs`.
 const BS_MAX: u64 = 16 << 20;
+/// The most memory for data buffers.
+const BUFFERS_MAX: u64 = 8 << 30;
 /// Seconds of a run that neither `--runtime` nor `--size` ends.
 const RUNTIME_DEFAULT: f64 = 10.0;
 
@@ -38,6 +41,12 @@ pub fn check_early(args: &RunArgs) -> Result<(), Error> {
     if args.bs == 0 || !args.bs.is_multiple_of(512) || args.bs > BS_MAX {
         let most = human_size(BS_MAX);
         let why = format!("--bs {} is not a multiple of 512 from 512 to {most}", args.bs);
+        return Err(Error::Usage(why));
+    }
+    let buffers = u64::from(args.iodepth) * u64::from(args.channels) * args.bs;
+    if buffers > BUFFERS_MAX {
+        let (want, most) = (human_size(buffers), human_size(BUFFERS_MAX));
+        let why = format!("--iodepth x --channels x --bs is {want} of buffers; at most {most}");
         return Err(Error::Usage(why));
     }
     if args.size.is_some_and(|s| s < args.bs) {
@@ -83,8 +92,8 @@ pub fn plan(args: &RunArgs, lus: &[Lu], depth: u32, slots: u64) -> Result<Plan, 
     }
     if args.verify && units < slots {
         return Err(Error::Usage(format!(
-            "--verify keeps I/Os on distinct blocks: {units} I/Os fit the range, {slots} are wanted \
-             at once; take a larger --range or a smaller --iodepth"
+            "--verify keeps I/Os on distinct blocks: {units} I/Os fit the range, {slots} are \
+             wanted at once; take a larger --range or a smaller --iodepth"
         )));
     }
     let endless = args.runtime.is_none() && args.size.is_none();
@@ -99,6 +108,7 @@ pub fn plan(args: &RunArgs, lus: &[Lu], depth: u32, slots: u64) -> Result<Plan, 
         total_bytes: args.size,
         seed: args.seed.unwrap_or_else(crate::connect::random_u64),
         verify: args.verify,
+        spin: args.spin,
     })
 }
 
@@ -258,6 +268,7 @@ mod tests {
         refused("--range 1g", &[lu(512, 100)], "has: 51200 bytes");
         refused("--bs 64k", &[lu(512, 100)], "no room");
         refused("--size 1k", &[lu(512, 100)], "less than one I/O");
+        refused("--bs 16m --iodepth 4096 --channels 64", &[lu(512, 100)], "at most 8GiB");
         refused("--lun 1,1", &[lu(512, 100)], "twice");
         refused("--verify --range 64k", &[lu(512, 1000)], "16 I/Os fit the range, 32 are wanted");
     }

@@ -1,8 +1,10 @@
-//! One command at a time: what set-up code, `luns`, `inq` and tests want. Each call sends, polls until
-//! the answer is there or the time is up, and gives the slot back. Answers to other commands that
-//! arrive meanwhile are kept for the next [`Client::poll`]. Free to allocate; not for the hot loop.
+//! One command at a time: what set-up code, `luns`, `inq` and tests want. Each call sends, polls
+//! until the answer is there or the time is up, and gives the slot back. Answers to other commands
+//! that arrive meanwhile are kept for the next [`Client::poll`]. Free to allocate; not for the hot
+//! loop.
 
 use usurp_fabric::Fabric;
+use usurp_reactor::Nanos;
 use usurp_srp::Residual;
 use usurp_srp::wire::rsp::RspCode;
 use usurp_srp::wire::tsk_mgmt::TmFunc;
@@ -14,6 +16,9 @@ use crate::sense::{self, SenseCode, SenseText};
 
 /// How often TEST UNIT READY is tried while it reports unit attentions or "becoming ready".
 const READY_TRIES: u32 = 16;
+
+/// Spinning for so long, a waiting call begins to yield its core.
+const YIELD_AFTER: Nanos = 20_000;
 
 /// The caller's buffer of one command.
 #[derive(Debug)]
@@ -62,11 +67,13 @@ impl Reply {
 impl<F: Fabric> Client<F> {
     /// Polls until at least one answer is there, at most until the oldest command's time is up.
     pub fn wait(&mut self, out: &mut Outcomes) -> Result<(), Error> {
+        let start = self.now();
         loop {
             let now = self.now();
             if self.poll(now, out)? > 0 {
                 return Ok(());
             }
+            yield_after(now - start);
             self.check_overdue(now)?;
             if self.in_flight() == 0 {
                 return Err(Error::Protocol("no credit, and no command outstanding".into()));
@@ -127,6 +134,7 @@ impl<F: Fabric> Client<F> {
                 return Ok(outcome);
             }
             let now = self.poll_aside()?;
+            yield_after(now - start);
             self.check_overdue(now)?;
         }
     }
@@ -255,8 +263,8 @@ impl<F: Fabric> Client<F> {
         self.task_management(0, TmFunc::LunReset, lun, None)
     }
 
-    /// ABORT TASK of a command in flight, on its own channel. Afterwards its slot is idle: either the
-    /// answer came before the abort, and the next poll brings it, or none will come.
+    /// ABORT TASK of a command in flight, on its own channel. Afterwards its slot is idle: either
+    /// the answer came before the abort, and the next poll brings it, or none will come.
     pub fn abort_task(&mut self, slot: SlotId, lun: u16) -> Result<RspCode, Error> {
         self.task_management(slot.channel(), TmFunc::AbortTask, lun, Some(slot))
     }
@@ -276,6 +284,7 @@ impl<F: Fabric> Client<F> {
                 return Ok(code);
             }
             let now = self.poll_aside()?;
+            yield_after(now - start);
             if now - start > self.timeout_ns() {
                 let seconds = self.timeout_ns() / 1_000_000_000;
                 let what = format!("task management function {:#04x}", func.code());
@@ -290,6 +299,13 @@ impl<F: Fabric> Client<F> {
         let reply = self.exec_good(lun, cdb, Xfer::In(&mut data))?;
         data.truncate(reply.filled(len));
         Ok(data)
+    }
+}
+
+/// A waiting call offers its core to others after a while: the target may share it.
+fn yield_after(waited: Nanos) {
+    if waited > YIELD_AFTER {
+        std::thread::yield_now();
     }
 }
 

@@ -22,6 +22,8 @@ use crate::config::{Config, ConfigErrors};
 use crate::doctor;
 use crate::serve::{self, RunOptions};
 
+/// It did not work here.
+const FAILED: u8 = 1;
 /// The configuration was refused.
 const CONFIG: u8 = 3;
 /// Something is in use.
@@ -67,7 +69,8 @@ enum Command {
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let args = Args::parse(); // ends the process with 2 if there is no sense in it
-    log_to_stderr();
+    // What `check` and `doctor` do on the way is no news; their report is.
+    log_to_stderr(if matches!(args.command, Command::Run { .. }) { "info" } else { "warn" });
     let code = match args.command {
         Command::Run { config, ready_file, quiet } => {
             run(&config, &RunOptions { ready_file, quiet })
@@ -79,9 +82,9 @@ pub fn main() -> ExitCode {
 }
 
 /// `USURP_LOG` is a filter such as `debug` or `usurp_target=trace`.
-fn log_to_stderr() {
+fn log_to_stderr(default: &str) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("USURP_LOG");
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
@@ -141,8 +144,8 @@ fn open_bdevs(config: &Config) -> Result<(), u8> {
     let mut registry = Registry::new();
     if let Err(errors) = registry.open_all(&config.bdev_specs()) {
         let is_busy = errors.iter().all(|(_, error)| error.busy);
-        refuse(&config.bdev_problems(errors));
-        return Err(if is_busy { BUSY } else { CONFIG });
+        eprintln!("{}", config.bdev_problems(errors));
+        return Err(if is_busy { BUSY } else { FAILED });
     }
     for bdev in registry.bdevs() {
         let geometry = bdev.geometry();

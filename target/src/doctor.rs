@@ -16,8 +16,9 @@ use usurp_reactor::mem::{Arena, HugePages, HugePolicy, huge_pages};
 
 /// Locked memory that a small target needs: its arenas, registered with io_uring and devices.
 const MEMLOCK_BYTES: u64 = 256 << 20;
-/// Huge memory that a reactor with default settings takes.
-const HUGE_BYTES: usize = 128 << 20;
+/// Huge memory that a reactor with default settings takes: the rings of 64 channels, and 64 MiB of
+/// data buffers.
+const HUGE_BYTES: usize = 176 << 20;
 
 /// How bad a finding is.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]
@@ -203,13 +204,26 @@ fn uring(disabled: &str, tried: Result<(), String>) -> Finding {
 fn rdma_devices() -> Finding {
     let topic = "RDMA devices";
     match usurp_fabric::verbs::devices() {
-        Ok(devices) if !devices.is_empty() => Finding::ok(topic, format!("{devices:?}")),
+        Ok(devices) if !devices.is_empty() => {
+            let names: Vec<String> = devices.iter().map(show_device).collect();
+            Finding::ok(topic, names.join(", "))
+        }
         Ok(_) => Finding::warn(
             topic,
             "none; shm listeners work without",
             "soft-RoCE for trying: sudo rdma link add rxe0 type rxe netdev eth0",
         ),
         Err(error) => Finding::warn(topic, error.to_string(), "sudo modprobe ib_uverbs"),
+    }
+}
+
+/// `rxe0 (port active, 2 GIDs)`.
+#[cfg(feature = "verbs")]
+fn show_device(device: &usurp_fabric::verbs::DeviceInfo) -> String {
+    use usurp_fabric::verbs::PortInfo;
+    match &device.ports {
+        PortInfo::Active { gids } => format!("{} (port active, {} GIDs)", device.name, gids.len()),
+        PortInfo::Unusable(why) => format!("{} (not usable: {why})", device.name),
     }
 }
 
@@ -273,8 +287,8 @@ mod tests {
         let huge = HugePages { page: 2 << 20, total: 10, free: 4 };
         let finding = pages(&huge);
         assert_eq!(finding.level, Level::Warn);
-        assert_eq!(finding.remedy, "echo 70 | sudo tee /proc/sys/vm/nr_hugepages");
-        assert_eq!(pages(&HugePages { page: 2 << 20, total: 64, free: 64 }).level, Level::Ok);
+        assert_eq!(finding.remedy, "echo 94 | sudo tee /proc/sys/vm/nr_hugepages");
+        assert_eq!(pages(&HugePages { page: 2 << 20, total: 88, free: 88 }).level, Level::Ok);
         assert_eq!(pages(&HugePages { page: 0, total: 0, free: 0 }).level, Level::Warn);
     }
 

@@ -172,6 +172,8 @@ impl World {
                 block_size: kind.geometry().block_size,
                 blocks: kind.geometry().blocks,
                 errors: kind.errors(),
+                unmap: emulate::caps(&*medium.bdev, Sharing::Shared).unmap,
+                torn: kind.lends(),
             })
             .collect();
         for (index, p) in self.profile.hosts.clone().into_iter().enumerate() {

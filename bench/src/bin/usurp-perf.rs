@@ -1,5 +1,5 @@
-//! `usurp-perf`: lists, copies and loads the logical units of an SRP target. Reads the command line,
-//! connects, calls the library, prints; every decision is in the library.
+//! `usurp-perf`: lists, copies and loads the logical units of an SRP target. Reads the command
+//! line, connects, calls the library, prints; every decision is in the library.
 
 #![forbid(unsafe_code)]
 

@@ -2,9 +2,9 @@
 //! the work requests gathered since the last flush.
 //!
 //! ```text
-//!   send IUs:   0 .. slots-1 one per command slot | slots: task management | then ANSWERS for replies
-//!               lent from start to answer           to requests of the target, lent until sent
-//!   receives:   lent (posted) -> completion: read, lent again at once -> posted with the next flush
+//!   send IUs:   0 .. slots-1 one per command slot | slots: task management | then ANSWERS
+//!               lent from start to answer                          lent until sent
+//!   receives:   lent (posted) -> completion: read, lent again -> posted RECV_BATCH at a time
 //! ```
 //! A command's IU is free again when its answer is here: the target answers only what it has.
 //! Sends are signalled one in `signal_every`, so that the send queue's places come back without a
@@ -28,7 +28,7 @@ use super::types::{Data, DataArea, Outcome, Request, Shape, SlotId, Started};
 use super::types::{PIECES, SENSE_BYTES};
 use crate::args::DescFormat;
 use crate::cdb::{self, Cdb};
-use crate::connect::{IMM_BYTES_MAX, it_iu_len, recv_count};
+use crate::connect::{IMM_BYTES_MAX, RECV_BATCH, it_iu_len, recv_count};
 use crate::error::Error;
 
 /// Send IUs for answers to the target: it may have one request unanswered, and the send completion
@@ -343,10 +343,11 @@ impl Chan {
         self.recvs.push(RecvWr { wr_id: wr.pack(), sge });
     }
 
-    /// Posts the receives, then the sends.
+    /// Posts the receives, once there are enough of them, then the sends. `recv_count` sees to it
+    /// that those still gathered are not missing.
     #[inline]
     pub(super) fn flush<F: Fabric>(&mut self, fabric: &mut F) -> Result<(), Error> {
-        if !self.recvs.is_empty() {
+        if self.recvs.len() >= RECV_BATCH as usize {
             let posted = fabric.post_recv(self.qp, &self.recvs);
             self.recvs.clear();
             posted.map_err(|why| self.post_error(why))?;

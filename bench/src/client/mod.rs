@@ -1,20 +1,21 @@
 //! The SRP initiator: commands in, answers out, over any [`Fabric`].
 //!
-//! Owns the fabric, the channels of one nexus, and for each channel a fixed number of command *slots*.
-//! A slot is a send IU, a data buffer that the target may read and write, and the state of one
-//! command; its holder uses it again and again, so nothing is allocated after [`Client::add_channel`].
+//! Owns the fabric, the channels of one nexus, and for each channel a fixed number of command
+//! *slots*. A slot is a send IU, a data buffer that the target may read and write, and the state of
+//! one command; its holder uses it again and again, so nothing is allocated after
+//! [`Client::add_channel`].
 //!
 //! ```text
-//!   reserve -> SlotId --data_write--> start --.            .--> Outcome --data_read--> start | release
-//!                                             v            |
-//!     gathered: [sends of channel 0] [sends of channel 1]  |
+//!   reserve -> SlotId --data_write--> start --.         .--> Outcome --data_read--> start | release
+//!                                             v         |
+//!     gathered: [sends of channel 0][sends of channel 1]|
 //!                     flush: receives first, then sends, one doorbell each
-//!                                    ... target ...        |
-//!                     poll: <= 32 completions -------------'
+//!                                    ... target ...     |
+//!                     poll: <= 32 completions ----------'
 //! ```
-//! Never: reads a clock (time is an argument; [`Client::now`] serves set-up code), blocks, or trusts
-//! what the target sends beyond its checked length. A broken connection is an error value from `poll`,
-//! `start` or `flush`; after one the client is only good for dropping.
+//! Never: reads a clock (time is an argument; [`Client::now`] serves set-up code), blocks, or
+//! trusts what the target sends beyond its checked length. A broken connection is an error value
+//! from `poll`, `start` or `flush`; after one the client is only good for dropping.
 //!
 //! Invariants: a slot is started only while idle; an Outcome comes once per started command;
 //! receives are posted before the sends whose answers need them.
@@ -211,7 +212,7 @@ impl<F: Fabric> Client<F> {
         Ok(started)
     }
 
-    /// Posts what was gathered: one list of receives and one of sends per channel.
+    /// Posts what was gathered: at most one list of receives and one of sends per channel.
     #[inline]
     pub fn flush(&mut self) -> Result<(), Error> {
         for chan in &mut self.channels {
@@ -379,8 +380,8 @@ impl<F: Fabric> Client<F> {
         self.channels[channel].req_lim()
     }
 
-    /// Disconnects in good order: no command may be outstanding. The queue pairs are flushed, so that
-    /// no memory is still lent when it is freed.
+    /// Disconnects in good order: no command may be outstanding. The queue pairs are flushed, so
+    /// that no memory is still lent when it is freed.
     pub fn close(mut self) {
         for chan in &self.channels {
             self.fabric.set_error(chan.qp());

@@ -28,6 +28,7 @@ fn plan(mode: Mode, verify: bool) -> Plan {
         total_bytes: Some(16 << 20),
         seed: 1,
         verify,
+        spin: false,
     }
 }
 

@@ -1,5 +1,5 @@
-//! What goes in and out of a [`Client`](super::Client): sizes, slots, commands, answers, data memory.
-//! Plain values; nothing here talks to a fabric.
+//! What goes in and out of a [`Client`](super::Client): sizes, slots, commands, answers, data
+//! memory. Plain values; nothing here talks to a fabric.
 
 use std::sync::Arc;
 

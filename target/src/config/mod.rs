@@ -87,7 +87,7 @@ pub struct Target {
     pub id_ext: u64,
     /// Second half of it; never 0.
     pub ioc_guid: u64,
-    /// Requests an initiator may have outstanding on one channel (`req_lim`); 4..=1024, default 128.
+    /// Requests outstanding on one channel at most (`req_lim`); 4..=1024, default 128.
     pub credits: u16,
     /// Whether initiators may send write data inside the command IU; default true.
     pub immediate_data: bool,

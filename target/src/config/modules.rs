@@ -2,8 +2,8 @@
 //!
 //! Owns: nothing; asks the registry of `usurp-bdev`. Never: opens a bdev.
 //!
-//! A module reports the first option that is wrong. To learn of the others too, that option is taken
-//! away and the module asked again, until it is content or finds only something missing.
+//! A module reports the first option that is wrong. To learn of the others too, that option is
+//! taken away and the module asked again, until it is content or finds only something missing.
 
 use serde_yaml::Value;
 use usurp_bdev::BdevError;

@@ -109,7 +109,9 @@ impl ConfigErrors {
     /// Puts the problems into the order of the text.
     pub fn new(mut problems: Vec<Problem>) -> ConfigErrors {
         assert!(!problems.is_empty(), "an error without a problem");
-        problems.sort_by_key(|problem| problem.place.map(|at| (at.line, at.column)));
+        let place = |problem: &Problem| problem.place.map(|at| (at.line, at.column));
+        // By message too, so that what an alias makes appear twice is side by side.
+        problems.sort_by(|a, b| (place(a), &a.message).cmp(&(place(b), &b.message)));
         problems.dedup();
         ConfigErrors { problems }
     }

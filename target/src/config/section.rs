@@ -38,8 +38,8 @@ impl<'a> Notes<'a> {
         super::tree::locate(&self.source.text, node.id).map_or(0, |at| at.line)
     }
 
-    /// Notes what is wrong anywhere below `node`, whatever the keys mean: keys that are given twice,
-    /// tags, and `<<` with nothing to merge.
+    /// Notes what is wrong anywhere below `node`, whatever the keys mean: keys that are given
+    /// twice, tags, and `<<` with nothing to merge.
     pub fn structure(&mut self, node: &Node) {
         match &node.kind {
             Kind::Tagged(tag) => {

@@ -104,13 +104,13 @@ const REFUSALS: &[(&str, &str, &str)] = &[
          \x20 = did you mean `hugepages`? the keys here are: hugepages, data, max_transfer",
     ),
     (
-        "read_only: true",
-        "read_only: yes",
-        "t.yaml:16:79: `read_only` cannot be `yes`\n\
+        "16383: ram1",
+        "16384: ram1",
+        "t.yaml:17:33: `16384` is not a LUN\n\
          \x20  |\n\
-         16 |     - { initiator: \"0002:c903:000e:8acd\", luns: { 0: { bdev: ram1, read_only: yes } } }\n\
-         \x20  |                                                                               ^^^\n\
-         \x20  = write true or false",
+         17 |     - { initiator: any, luns: { 16384: ram1 } }\n\
+         \x20  |                                 ^^^^^\n\
+         \x20  = a LUN is a whole number from 0 to 16383",
     ),
 ];
 
@@ -315,11 +315,11 @@ const SHORT: &[(&str, &str, &str, &str, &str)] = &[
         "0",
     ),
     (
-        "16383: ram1",
-        "16384: ram1",
-        "17:33: `16384` is not a LUN",
-        "a LUN is a whole number from 0 to 16383",
-        "16384",
+        "read_only: true",
+        "read_only: yes",
+        "16:79: `read_only` cannot be `yes`",
+        "write true or false",
+        "yes",
     ),
     (
         "16383: ram1",
@@ -448,6 +448,30 @@ fn what_is_not_yaml_is_refused_where_the_parser_gave_up() {
     assert_eq!(error.lines().next(), Some(wanted));
     let error = errors_of("a: 1\n---\nb: 2\n");
     assert!(error.starts_with("t.yaml: deserializing from YAML containing more than one document"));
+}
+
+#[test]
+fn a_mistake_in_what_an_alias_stands_for_is_told_once() {
+    let text = GOOD
+        .replace("malloc: { size: 1MiB, block_size: 512 }", "malloc: &m { size: 1MiB, sise: 1 }")
+        .replace("malloc: { size: 2MiB, block_size: 4096 }", "malloc: *m");
+    let error = errors_of(&text);
+    assert!(error.ends_with("\n1 error; nothing was started"), "{error}");
+}
+
+#[test]
+fn no_damage_to_a_file_makes_the_check_panic() {
+    for at in 0..GOOD.len() {
+        let _ = Config::parse("t.yaml", &GOOD[..at]);
+        let mut bytes = GOOD.as_bytes().to_vec();
+        for byte in *b"{:*&!\t\n\"-0" {
+            bytes[at] = byte;
+            let text = String::from_utf8(bytes.clone()).expect("ASCII");
+            if let Err(errors) = Config::parse("t.yaml", &text) {
+                assert!(!errors.to_string().is_empty());
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The YAML text as a tree of numbered nodes, and the way back from a number to a place in the text.
+//! The YAML text as a tree of numbered nodes, and the way back from a number to a place in it.
 //!
 //! `serde_yaml::Value` knows no positions and stops at the first duplicate key. This module has
 //! serde_yaml deserialise into a tree of its own instead: mappings stay lists of pairs (so that a

@@ -81,18 +81,20 @@ pub struct Purpose {
 }
 
 impl Slots {
-    /// Lays `len` bytes out in `slot`, in `count` pieces.
+    /// Lays `len` bytes out in `slot`, in `cut.0` pieces, cut at multiples of `cut.1`.
     pub fn place(
         &self,
         slot: usize,
         len: usize,
-        count: usize,
+        cut: (usize, usize),
         purpose: &Purpose,
         memory: &mut HostMemory,
         rng: &mut Rng,
     ) -> Placed {
+        let (count, unit) = cut;
         assert!(count <= PIECES_MAX);
-        let mut cuts: Vec<usize> = (1..count).map(|_| rng.index(len + 1)).collect();
+        let cut = |rng: &mut Rng| rng.index(len / unit + 1) * unit;
+        let mut cuts: Vec<usize> = (1..count).map(|_| cut(rng)).collect();
         cuts.extend([0, len]);
         cuts.sort_unstable();
         let mut placed = Placed { slot, ..Placed::default() };

@@ -125,6 +125,8 @@ struct Chan {
     repost: VecDeque<Nanos>,
     /// An I_LOGOUT was sent: nothing more is.
     logged_out: bool,
+    /// Immediate data was granted.
+    immediate: bool,
 }
 
 /// What hosts and their surroundings share.
@@ -175,6 +177,7 @@ impl Host {
             tms: Vec::new(),
             repost: VecDeque::new(),
             logged_out: false,
+            immediate: false,
         };
         let host = Host {
             chans: (0..config.channels).map(|_| down()).collect(),
@@ -306,6 +309,7 @@ impl Host {
             }
         }
         chan.credits = granted.credits();
+        chan.immediate = granted.imm_offset().is_some();
         let slots = granted.credits() as u16 + 4;
         chan.srp = Some(Channel::new(&granted, Config { slots }));
         chan.life = Life::Up;

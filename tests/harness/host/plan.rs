@@ -22,6 +22,11 @@ pub struct View {
     pub blocks: u64,
     /// I/O on it may fail.
     pub errors: bool,
+    /// It has UNMAP.
+    pub unmap: bool,
+    /// RDMA goes to the medium itself, so that data are cut at multiples of 8 only: the model
+    /// knows no smaller unit.
+    pub torn: bool,
 }
 
 /// What a command is to do.
@@ -139,9 +144,9 @@ impl Mix {
                 plan.wants = Some((0, v.block_size.into()));
                 plan.write = Some(0);
             }
-            3 => plan.unmap(lba, n),
+            3 if v.unmap => plan.unmap(lba, n),
             4 => plan.cdb = cdb16(0x8F, 0, lba, n),
-            5 => plan.cdb = cdb10(0x35, 0, 0, 0),
+            3 | 5 => plan.cdb = cdb10(0x35, 0, 0, 0),
             6 => plan.inform(rng),
             _ => plan.wrong(rng, v, lba, n, bytes),
         }

@@ -334,7 +334,7 @@ impl Host {
             return (None, Form::None);
         }
         let fits = len + 68 <= self.config.it_iu_len as usize;
-        if plan.out.is_some() && self.config.immediate && fits && self.rng.chance(500_000) {
+        if plan.out.is_some() && self.chans[at].immediate && fits && self.rng.chance(500_000) {
             return (None, Form::Immediate);
         }
         let access = if plan.out.is_some() { Access::Read } else { Access::Write };
@@ -344,7 +344,8 @@ impl Host {
         let pieces = if self.rng.chance(600_000) { 1 } else { self.rng.range(1, 8) as usize };
         let pieces = pieces.min(PIECES_MAX);
         let rng = &mut self.rng;
-        let mut placed = self.slots.place(slot, len, pieces, &purpose, memory, rng);
+        let cut = (pieces, if self.config.views[plan.view].torn { 8 } else { 1 });
+        let mut placed = self.slots.place(slot, len, cut, &purpose, memory, rng);
         match &plan.out {
             Some(data) => placed.put(memory, data),
             None => placed.wipe(memory),

@@ -203,6 +203,7 @@ impl Net {
         let now = self.now;
         let qp = self.links[at].qp.as_ref().expect("the caller saw it");
         let (fabric, wr) = (qp.fabric, qp.sq[i].wr);
+        self.show(at, "execute", &wr);
         let data = match wr.op {
             SendOp::Read { remote } => match self.remote(at, Access::Read, remote, wr.sge.len) {
                 Ok(from) => {
@@ -247,6 +248,13 @@ impl Net {
             sent.data = data;
         }
         true
+    }
+
+    /// Prints a request, when events are printed: addresses may not go into the trace itself.
+    pub(crate) fn show(&self, at: usize, what: &str, wr: &usurp_fabric::SendWr) {
+        if self.trace.prints() {
+            eprintln!("{:>12} link {at} {what} {wr:x?}", self.now);
+        }
     }
 
     fn remote_failed(&mut self, at: usize, i: usize) -> bool {
@@ -294,7 +302,7 @@ impl Net {
             let mut data = std::mem::take(&mut sent.data);
             if sent.status != WcStatus::Success {
                 // Cut off on the way: some part of it may have come.
-                data.truncate(self.rng.index(data.len() + 1));
+                data.truncate(self.rng.index(data.len() + 1) & !7);
             }
             let arena = &self.regions[qp.fabric][sent.wr.sge.lkey.0 as usize].arena;
             arena.copy_in((sent.wr.sge.addr - arena.addr()) as usize, &data);

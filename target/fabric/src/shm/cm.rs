@@ -282,6 +282,8 @@ impl Listener {
                 let _ = wire::send(socket.as_fd(), &Message::new(wire::DREP, &[]), &[]);
                 self.gone(id, "the initiator disconnected");
             }
+            // It crossed our disconnect request.
+            (State::Closing, Received::Message(m, _)) if m.kind == wire::RTU => {}
             (State::Closing, Received::Message(m, _)) if m.kind == wire::DREP => {
                 self.gone(id, "disconnected by the target");
             }

@@ -138,7 +138,7 @@ pub(crate) struct PeerMap {
     /// Guards against SIGBUS; declared before `map`, because it must end before the memory is
     /// unmapped.
     pub(crate) watch: Watch,
-    /// The mapping, `desc.len` bytes.
+    /// The mapping, `desc.len` bytes rounded up to whole pages.
     map: MmapRaw,
 }
 
@@ -151,20 +151,19 @@ impl PeerMap {
         }
         check_file(fd, desc.len, &name, need_seal)?;
         let stat = rustix::fs::fstat(fd).map_err(|e| format!("{name}: fstat: {e}"))?;
-        let len = usize::try_from(desc.len).map_err(|_| format!("{name}: too long"))?;
+        let page = page_size(fd).map_err(|e| format!("{name}: fstatfs: {e}"))?;
+        // A mapping of huge pages can be unmapped in whole pages only.
+        let len = usize::try_from(desc.len).ok().and_then(|n| n.checked_next_multiple_of(page));
+        let len = len.ok_or_else(|| format!("{name}: too long"))?;
         let mut options = MmapOptions::new();
         options.len(len);
-        // Fault it in now rather than on the I/O path, unless that would make us allocate for the
-        // peer.
+        // Fault it in now rather than on the I/O path, unless we would allocate for the peer.
         if (stat.st_blocks as u64).saturating_mul(512) >= desc.len {
             options.populate();
         }
         let writable = desc.access & ACCESS_REMOTE_WRITE != 0;
         let map = if writable { options.map_raw(fd) } else { options.map_raw_read_only(fd) };
         let map = map.map_err(|e| format!("{name}: mmap: {e}"))?;
-        // A hugetlb file reports its page size as the block size.
-        let page = (stat.st_blksize as usize).max(4096);
-        let page = if page.is_power_of_two() { page } else { 4096 };
         let watch = Watch::new(map.as_ptr() as usize, len, page)
             .ok_or_else(|| format!("{name}: too many regions in all"))?;
         Ok(PeerMap { desc, watch, map })
@@ -174,6 +173,17 @@ impl PeerMap {
     pub(crate) fn base(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
+}
+
+/// Page size of a memory file. (`st_blksize` would not do: it is large for transparent huge pages
+/// too, whose mappings are not aligned to it.)
+fn page_size(fd: &OwnedFd) -> Result<usize, rustix::io::Errno> {
+    const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+    let fs = rustix::fs::fstatfs(fd)?;
+    let huge = fs.f_type as u64 == HUGETLBFS_MAGIC;
+    let page = if huge { fs.f_bsize as usize } else { rustix::param::page_size() };
+    assert!(page.is_power_of_two(), "the kernel's page sizes are powers of two");
+    Ok(page)
 }
 
 /// A memory file of at least `bytes` bytes that cannot shrink.

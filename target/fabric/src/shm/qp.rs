@@ -204,6 +204,8 @@ pub(crate) struct Qp {
     sq: Fifo<SendWr>,
     /// Finished requests.
     done: Fifo<Done>,
+    /// The peer closed its queue pair or is dead; never taken back.
+    gone: bool,
     /// The connection's socket (initiator): its end tells that the target is gone.
     lifeline: Option<OwnedFd>,
     /// Keeps the regions mapped.
@@ -267,6 +269,7 @@ impl Qp {
             rq: Fifo::new(receives, Recv { wr_id: 0, dst: std::ptr::null_mut(), cap: 0 }),
             sq: Fifo::new(sends, idle),
             done: Fifo::new(sends, Done { wr_id: 0, frees: 0, status: WcStatus::Flushed }),
+            gone: false,
             lifeline,
             maps,
             rings,
@@ -432,6 +435,9 @@ impl Qp {
         if self.attention {
             left -= self.serve(locals, left, out);
         }
+        if left == 0 {
+            return;
+        }
         if self.rx.is_idle() {
             if self.burst != 0 {
                 self.burst = 0;
@@ -444,9 +450,9 @@ impl Qp {
     /// Takes records while there are any, at most `limit` and at most the burst.
     #[inline(always)]
     fn receive_some(&mut self, limit: usize, out: &mut CompletionBatch) {
-        let burst = (self.burst as usize).clamp(1, limit.max(1));
+        let burst = (self.burst as usize).clamp(1, limit);
         let mut taken = 0;
-        while taken < burst && taken < limit && self.receive(out) {
+        while taken < burst && self.receive(out) {
             taken += 1;
             if burst > 1 {
                 self.rx.prefetch(2);
@@ -538,12 +544,13 @@ impl Qp {
         if self.state == State::Error {
             return false;
         }
-        let gone = self.rings.closed(self.role).1.load(Ordering::Acquire) != 0;
-        if gone || self.is_cut() {
+        let closed = self.rings.closed(self.role).1.load(Ordering::Acquire) != 0;
+        self.gone = self.gone || closed || self.is_cut();
+        // What arrived before the end is still received, as far as receives are posted.
+        if self.gone && (self.rx.is_idle() || self.rq.is_empty()) {
             self.fail();
-            return false;
         }
-        true
+        !self.gone
     }
 
     /// The socket ended, or the target asked to disconnect.

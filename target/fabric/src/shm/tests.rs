@@ -463,3 +463,26 @@ fn scribble(file: &OwnedFd, seed: u64, stop: &AtomicBool) {
         rustix::io::pwrite(file, &value.to_le_bytes(), offset).unwrap();
     }
 }
+
+#[test]
+fn what_arrived_before_the_peer_left_is_still_received() {
+    let (mut t, mut i) = pair();
+    i.fabric.post_recv(i.qp, &[i.recv(1, 64), i.recv(2, 64)]).unwrap();
+    t.post(&[t.send(1, 8)]).unwrap();
+    t.fabric.set_error(t.qp);
+    assert!(!i.fabric.check_peer(i.qp));
+    assert_eq!(i.statuses(), [(1, Success)]);
+    assert!(!i.fabric.check_peer(i.qp));
+    assert_eq!(i.statuses(), [(2, Flushed)]);
+}
+
+#[test]
+fn a_region_need_not_be_whole_pages() {
+    let desc = RegionDesc { rkey: RKEY, access: 3, va: VA + 100, len: 5000 };
+    let map = PeerMap::new(desc, &memfd(5000, true), true).unwrap();
+    let (mut t, _i) = pair_with(RING, vec![map], QpConfig::default());
+    t.post(&[t.write(1, VA + 100, RKEY, 5000)]).unwrap();
+    assert_eq!(t.statuses(), [(1, Success)]);
+    t.post(&[t.write(2, VA + 101, RKEY, 5000)]).unwrap();
+    assert_eq!(t.statuses(), [(2, RemoteAccess)]);
+}
