@@ -173,7 +173,9 @@ impl Model {
             let lba = read.lba + i as u64;
             let found =
                 self.check_block(read.lu, lba, bytes, &read.visible[i], read.first_new)?;
-            if let Some(number) = found.filter(|g| *g != 0) {
+            // Of a block that may be torn, a part says nothing about the rest.
+            let tells = bytes.len() == size || !self.units[read.lu].torn;
+            if let Some(number) = found.filter(|g| *g != 0 && tells) {
                 self.seen(read.lu, lba, number);
             }
         }

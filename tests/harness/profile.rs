@@ -127,17 +127,21 @@ impl Profile {
         };
         let least = 2 * TRANSFER_MAX as usize;
         let rdma_wrs = rng.pick(&[1, 2, 8, 2 * credits]).min(2 * credits);
+        let hosts: Vec<_> =
+            (0..rng.range(1, 4)).map(|_| host(rng, wild, credits as usize)).collect();
+        // All their channels, those of the hostile host, and dead ones that nobody has missed yet.
+        let channels = hosts.iter().map(|h| h.channels).sum::<usize>() + 8 + 4;
         Profile {
             seed,
             reactors: rng.range(1, 3) as usize,
             shape,
-            channels_per_reactor: 10,
+            channels_per_reactor: channels as u16,
             rdma_wrs,
             data_bytes: rng.pick(&[least, least, 4 * least, 16 * least]),
             queue_depth: rng.pick(&[1, 2, 8, 64]),
             disks: (0..rng.range(1, 3)).map(|_| disk(rng, wild)).collect(),
-            hosts: (0..rng.range(1, 4)).map(|_| host(rng, wild, credits as usize)).collect(),
-            hostile: if wild && rng.chance(400_000) { rng.range(20, 200) as u32 } else { 0 },
+            hosts,
+            hostile: if wild && rng.chance(400_000) { rng.range(20, 1_000) as u32 } else { 0 },
             net: net(rng, wild),
             stop_early: wild && rng.chance(200_000),
             grace_ns: rng.pick(&[0, 100_000, 5_000_000, 100_000_000]),
@@ -202,7 +206,7 @@ fn host(rng: &mut Rng, wild: bool, credits: usize) -> HostProfile {
     HostProfile {
         channels: rng.range(1, 4) as usize,
         queue: rng.range(1, credits as u64) as usize,
-        commands: rng.range(50, 250) as u32,
+        commands: rng.range(50, 1_000) as u32,
         mix,
         disasters,
         immediate: rng.chance(700_000),

@@ -94,6 +94,9 @@ pub struct World {
 /// Runs the world of a seed to its end.
 pub fn run(seed: u64) -> Summary {
     let mut world = World::new(Profile::draw(seed));
+    if world.net.borrow().trace.prints() {
+        eprintln!("{:#?}", world.profile);
+    }
     world.load();
     world.stop();
     world.end()

@@ -6,7 +6,7 @@
 //! [`Client::add_channel`].
 //!
 //! ```text
-//!   reserve -> SlotId --data_write--> start --.         .--> Outcome --data_read--> start | release
+//!   reserve -> SlotId --data_write--> start --.         .--> Outcome --data_read--> start|release
 //!                                             v         |
 //!     gathered: [sends of channel 0][sends of channel 1]|
 //!                     flush: receives first, then sends, one doorbell each

@@ -315,6 +315,11 @@ impl Host {
         let resets = env.resets[self.config.views[plan.view].unit];
         let sent_at = env.net.now;
         env.net.note("command", user, u64::from(plan.cdb[0]));
+        if env.net.trace.prints() {
+            let (link, write) = (chan.link, plan.write);
+            let places = placed.as_ref().map(|p| (&p.descs, &p.table));
+            eprintln!("    link {link} LU {} {:x?} write {write:?} {places:x?}", plan.view, plan.cdb);
+        }
         env.net.init_send(chan.link, &iu[..len]);
         chan.cmds.push(Cmd { user, tag, plan, placed, sent_at, resets, aborting: false });
         self.left -= 1;
