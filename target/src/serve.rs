@@ -305,11 +305,7 @@ fn open_bdevs(config: &Config) -> Result<(Registry, Vec<Arc<LunMap>>, Vec<LuPlan
 
 fn bdev_errors(config: &Config, errors: Vec<(usize, BdevError)>) -> ServeError {
     let busy = errors.iter().all(|(_, e)| e.busy);
-    let mut text = String::new();
-    for (at, e) in errors {
-        let placed = config.bdev_problem(at, &e.key, &e.message, &e.hint);
-        write!(text, "{}{placed}", if text.is_empty() { "" } else { "\n" }).expect("to a string");
-    }
+    let text = config.bdev_problems(errors).to_string();
     if busy { ServeError::Busy(text) } else { ServeError::Start(text) }
 }
 
