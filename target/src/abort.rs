@@ -3,8 +3,8 @@
 //! The rule that everything here serves: once a task management function is answered, nothing of the commands it took
 //! down may reach the initiator any more, neither an RDMA operation nor a response (Linux frees and re-uses tag and
 //! R_Keys at once). So a command that waits is ended on the spot, one that is in flight is marked and ended when its
-//! RDMA or bdev I/O completes, and the answer waits for all of them. A response that is posted already precedes the
-//! answer on the same connection.
+//! RDMA or bdev I/O completes, and the answer waits for all of them; also for responses that are posted already, which
+//! nothing else would keep from overtaking it on another channel.
 //!
 //! ```text
 //!   TSK_MGMT ──> Tmf slot ──> this reactor: end or mark ──┐
@@ -168,8 +168,10 @@ impl Ctx<'_> {
     pub fn abort(&mut self, id: u16) -> bool {
         let io = &mut self.conn.ioctxs[usize::from(id)];
         let in_flight = match io.stage() {
-            Stage::Free | Stage::Rsp | Stage::Mgmt => return false,
+            Stage::Free | Stage::Mgmt => return false,
             _ if io.aborted => return true,
+            // On another channel than the one that gets the answer, nothing keeps the response before it.
+            Stage::Rsp => true,
             Stage::Resources => {
                 let me = (self.conn.index, id);
                 self.sh.waiting.retain(|w| *w != me);

@@ -225,16 +225,23 @@ impl Ctx<'_> {
     /// An operation that moves no media data to or from the initiator.
     fn plain(&mut self, id: u16, req: IoReq) -> Option<Step> {
         let buf = match req.op {
-            Op::Read => self.take_buf(id, self.buffer_bytes(id, &req), Resume::Io(req))?,
-            Op::WriteSame { .. } | Op::CompareAndWrite { .. } => {
-                self.conn.ioctxs[usize::from(id)].held.take()
-            }
-            Op::Write { .. } | Op::Flush | Op::Unmap | Op::WriteZeroes { .. } | Op::Reset => {
-                Buf::none()
-            }
+            Op::Read => self.piece_buf(id, &req)?,
+            _ if req.uses_held() => self.conn.ioctxs[usize::from(id)].held.take(),
+            _ => Buf::none(),
         };
         self.submit(id, req, buf);
         None
+    }
+
+    /// The buffer for one piece of a longer read: the one that the piece before left, if it is large enough.
+    fn piece_buf(&mut self, id: u16, req: &IoReq) -> Option<Buf> {
+        let len = self.buffer_bytes(id, req);
+        let old = self.conn.ioctxs[usize::from(id)].buf.take();
+        if !old.is_none() && old.len() >= len as usize {
+            return Some(old);
+        }
+        self.sh.give(old);
+        self.take_buf(id, len, Resume::Io(*req))
     }
 
     /// Fetches a parameter list of `len` bytes at most.
@@ -345,10 +352,9 @@ impl Ctx<'_> {
         assert!(io.stage() == Stage::Bdev, "the bdev completed a command that was not there");
         let Resume::Io(req) = io.resume else { panic!("an I/O has its request") };
         self.conn.in_bdev -= 1;
-        match req.op {
-            Op::WriteSame { .. } | Op::CompareAndWrite { .. } => io.held = done.buf,
-            _ => io.buf = done.buf,
-        }
+        let home = if req.uses_held() { &mut io.held } else { &mut io.buf };
+        assert!(home.is_none(), "the place of a returning buffer is taken");
+        *home = done.buf;
         if io.aborted || self.conn.closing.is_some_and(|c| c.errored) {
             self.finish_aborted(id);
             return;
@@ -424,6 +430,7 @@ impl Ctx<'_> {
         let io = &mut self.conn.ioctxs[usize::from(id)];
         io.serial = io.serial.wrapping_add(1);
         io.cmd = no_command();
+        io.lu = NO_LU;
         io.reply = Reply::check(Sense::INVALID_IU);
         self.post_rsp(id, 0);
     }
@@ -440,6 +447,9 @@ impl Ctx<'_> {
         let conn = &mut *self.conn;
         let io = &mut conn.ioctxs[usize::from(id)];
         io.go(Stage::Free);
+        if std::mem::take(&mut io.aborted) && io.lu != NO_LU {
+            self.sh.lus[usize::from(io.lu)].aborting -= 1;
+        }
         conn.send.take_back(u32::from(id));
         conn.sq_free += io.rsp_wrs;
         io.rsp_wrs = 0;

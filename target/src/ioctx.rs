@@ -63,7 +63,7 @@ const ALLOWED: [u16; STAGES] = {
     t[Table as usize] = set(&[Params, DataOut, DataIn, Rsp, Free]);
     t[Params as usize] = set(&[Table, DataOut, Bdev, DataIn, Rsp, Free]);
     t[DataOut as usize] = set(&[Bdev, Rsp, Free]);
-    t[Bdev as usize] = set(&[Bdev, Table, DataIn, Rsp, Free]);
+    t[Bdev as usize] = set(&[Bdev, Resources, Table, DataIn, Rsp, Free]);
     t[DataIn as usize] = set(&[Rsp, Free]);
     t[Rsp as usize] = set(&[Free]);
     t[Mgmt as usize] = set(&[Rsp, Free]);
@@ -228,5 +228,73 @@ impl Default for Cursor {
 impl Default for Ioctx {
     fn default() -> Self {
         Ioctx::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::*;
+
+    const ALL: [Stage; STAGES] = [
+        Stage::Free,
+        Stage::Resources,
+        Stage::Table,
+        Stage::Params,
+        Stage::DataOut,
+        Stage::Bdev,
+        Stage::DataIn,
+        Stage::Rsp,
+        Stage::Mgmt,
+    ];
+
+    fn at(stage: Stage) -> Ioctx {
+        let mut io = Ioctx::new();
+        io.stage = stage;
+        io
+    }
+
+    fn is_allowed(from: Stage, to: Stage) -> bool {
+        ALLOWED[from as usize] & (1 << to as u16) != 0
+    }
+
+    #[test]
+    fn the_picture_beside_this_file_shows_the_table() {
+        let mut dot =
+            String::from("// Printed from the table in ioctx.rs; a test compares them.\n");
+        dot.push_str("digraph stage {\n");
+        for from in ALL {
+            for to in ALL.into_iter().filter(|to| is_allowed(from, *to)) {
+                writeln!(dot, "    {from:?} -> {to:?};").unwrap();
+            }
+        }
+        dot.push_str("}\n");
+        assert_eq!(dot, include_str!("stage.dot"), "the table has changed; the picture is above");
+    }
+
+    #[test]
+    fn allowed_steps_are_taken_and_all_others_assert() {
+        for from in ALL {
+            for to in ALL {
+                let step = std::panic::catch_unwind(|| {
+                    let mut io = at(from);
+                    io.go(to);
+                    io.stage()
+                });
+                match is_allowed(from, to) {
+                    true => assert_eq!(step.unwrap(), to),
+                    false => assert!(step.is_err(), "{from:?} to {to:?} went through"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_stage_can_end_and_only_free_begins() {
+        for stage in ALL.into_iter().filter(|s| *s != Stage::Free) {
+            assert!(is_allowed(stage, Stage::Free), "{stage:?} cannot end");
+        }
+        assert!(ALL.into_iter().all(|s| !is_allowed(s, Stage::Mgmt) || s == Stage::Free));
     }
 }

@@ -15,10 +15,12 @@
 //! whose receive is not posted; every slot, buffer and ioctx is back when the reactor ends.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use usurp_bdev::Completions;
-use usurp_fabric::{Completion, CompletionBatch, ConnId, Fabric, WcStatus};
+use usurp_fabric::{Completion, CompletionBatch, ConnId, Fabric, FabricError, Lkey, WcStatus};
 use usurp_reactor::Nanos;
+use usurp_reactor::mem::Arena;
 use usurp_reactor::turn::{Mailbox, Work};
 use usurp_srp::target::{ChannelState, CutReason, IoctxId, Received, RspCode, TmFunc};
 use usurp_srp::wire::Opcode;
@@ -54,6 +56,8 @@ pub struct Path<F: Fabric> {
     id: ReactorId,
     /// Queue pairs and their completion queue.
     fabric: F,
+    /// Arena of the channels' rings and its registration, from the first channel on.
+    iu_arena: Option<(Arc<Arena>, Lkey)>,
     /// Channels by position.
     conns: Vec<Option<Box<Conn>>>,
     /// What channels share.
@@ -95,6 +99,7 @@ impl<F: Fabric> Path<F> {
         Path {
             id: config.id,
             fabric,
+            iu_arena: None,
             conns: (0..channels).map(|_| None).collect(),
             sh,
             dirty: Vec::with_capacity(channels),
@@ -158,13 +163,25 @@ impl<F: Fabric> Path<F> {
         self.conns.iter().position(|c| c.as_ref().is_some_and(|c| c.conn == conn))
     }
 
+    /// Registration of the arena that the channels' rings lie in; all of a reactor's channels share one.
+    fn iu_lkey(&mut self, arena: &Arc<Arena>) -> Result<Lkey, FabricError> {
+        if let Some((known, lkey)) = &self.iu_arena
+            && Arc::ptr_eq(known, arena)
+        {
+            return Ok(*lkey);
+        }
+        let lkey = self.fabric.register(arena)?;
+        self.iu_arena = Some((arena.clone(), lkey));
+        Ok(lkey)
+    }
+
     /// Takes over a channel: queue pair, registration, receives.
     fn adopt(&mut self, conn: ConnId, endpoint: F::Endpoint, mut channel: Box<Conn>) {
         assert!(channel.conn == conn, "the channel is another connection's");
         let at = usize::from(channel.index);
         assert!(self.conns[at].is_none(), "two channels at one position");
         let refuse = |endpoint, channel, why| ToControl::Refused { conn, endpoint, channel, why };
-        let lkey = match self.fabric.register(&channel.iu_arena) {
+        let lkey = match self.iu_lkey(&channel.iu_arena) {
             Ok(lkey) => lkey,
             Err(e) => return self.tell_control(refuse(Some(endpoint), channel, e.to_string())),
         };

@@ -344,7 +344,8 @@ fn shape_of(config: &Config) -> ChannelShape {
         it_iu_max: IT_IU_MAX,
         ti_iu_max: TI_IU_MAX,
         transfer_max: config.memory.transfer_bytes_max as u32,
-        descs_max: DESCS_MAX,
+        // A table is fetched into one buffer.
+        descs_max: DESCS_MAX.min((config.memory.transfer_bytes_max / 16) as u32),
     }
 }
 

@@ -6,7 +6,8 @@ use crate::support::perf::{perf, perf_ok};
 use crate::support::site::{Setup, Site};
 use crate::support::target::Target;
 
-/// Copies `file` to a LUN and back, and compares: the bytes and both SHA-256 that `usurp-perf` prints.
+/// Copies `file` to a LUN and back, and compares: the bytes and both SHA-256 that `usurp-perf`
+/// prints.
 fn there_and_back(site: &Site, target: &Target, lun: &str, file: &Path) {
     let back = site.disk("back");
     let size = std::fs::metadata(file).expect("it is there").len();
@@ -14,7 +15,8 @@ fn there_and_back(site: &Site, target: &Target, lun: &str, file: &Path) {
     let put = perf_ok(target, &there);
     let got = perf_ok(target, &format!("cp --sha256 --size {size} {lun} {}", back.display()));
     assert_eq!(digest(&put), digest(&got));
-    let same = std::fs::read(file).expect("it is there") == std::fs::read(&back).expect("it is there");
+    let same =
+        std::fs::read(file).expect("it is there") == std::fs::read(&back).expect("it is there");
     assert!(same, "the copy differs from the original");
 }
 
@@ -103,7 +105,8 @@ fn data_survives_a_restart_of_the_target() {
     let target = Target::start(&site, &imaged(&image, ", direct: false"));
     perf_ok(&target, &format!("cp --size 6MiB lun:0 {}", back.display()));
     target.end_whole();
-    let same = std::fs::read(file).expect("it is there") == std::fs::read(back).expect("it is there");
+    let same =
+        std::fs::read(file).expect("it is there") == std::fs::read(back).expect("it is there");
     assert!(same, "other bytes after the restart");
 }
 

@@ -21,8 +21,8 @@ const KILLS: usize = 100;
 /// Resident memory that may come and go: pages of the heap that are not given back at once.
 const RSS_SLACK_KIB: u64 = 4096;
 
-/// Not a test: a child of the tests below, which loads LUN 0 with reads and writes until it is killed. It says `loaded`
-/// once a few hundred commands are through and its queue is full.
+/// Not a test: a child of the tests below, which loads LUN 0 with reads and writes until it is
+/// killed. It says `loaded` once a few hundred commands are through and its queue is full.
 #[test]
 fn child_that_loads_until_killed() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };

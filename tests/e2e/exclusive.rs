@@ -62,7 +62,8 @@ fn the_image_of_a_killed_target_is_taken_over_with_its_data() {
     let target = Target::start(&site, &imaged(&site));
     perf_ok(&target, &format!("cp --size 2MiB lun:0 {}", back.display()));
     target.end_whole();
-    let same = std::fs::read(file).expect("it is there") == std::fs::read(back).expect("it is there");
+    let same =
+        std::fs::read(file).expect("it is there") == std::fs::read(back).expect("it is there");
     assert!(same, "other bytes after the kill");
 }
 

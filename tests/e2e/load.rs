@@ -77,7 +77,8 @@ fn a_queue_deeper_than_the_credits_waits_for_them() {
 
 #[test]
 fn more_data_under_way_than_buffers_is_waited_for() {
-    // 64 x 1 MiB are asked for, the reactor has 8 MiB. An image: RAM would be lent without a buffer.
+    // 64 x 1 MiB are asked for, the reactor has 8 MiB. An image: RAM would be lent without a
+    // buffer.
     let site = Site::new();
     verified(&site, &imaged(&site), "--iodepth 64 --bs 1MiB --rw randrw --size 96MiB");
 }
@@ -126,7 +127,8 @@ fn every_format_is_right_on_an_image() {
     let site = Site::new();
     let target = Target::start(&site, &imaged(&site));
     for desc in ["direct", "indirect", "partial", "imm"] {
-        let words = format!("run --verify --desc {desc} --bs 8k --rw randrw --size 8MiB --range 4MiB");
+        let words =
+            format!("run --verify --desc {desc} --bs 8k --rw randrw --size 8MiB --range 4MiB");
         perf_ok(&target, &words);
     }
     target.end_whole();

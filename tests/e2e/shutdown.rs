@@ -8,7 +8,8 @@ use crate::support::raw::Raw;
 use crate::support::site::{Setup, Site};
 use crate::support::target::Target;
 
-/// Longest end after a SIGTERM: two seconds of grace, ten for channels to end, and some for a loaded machine.
+/// Longest end after a SIGTERM: two seconds of grace, ten for channels to end, and some for a
+/// loaded machine.
 const END: Duration = Duration::from_secs(30);
 
 #[test]
@@ -73,8 +74,8 @@ fn a_second_sigterm_waits_for_no_command() {
     target.terminate();
     target.wait_log("shutting down");
     target.terminate();
-    // One SIGTERM would have waited for the answer (see above); on a machine so slow that the command was done before
-    // the signals came, there is nothing to see.
+    // One SIGTERM would have waited for the answer (see above); on a machine so slow that the
+    // command was done before the signals came, there is nothing to see.
     if begun.elapsed() < Duration::from_millis(1000) {
         raw.expect_cut();
     }

@@ -11,9 +11,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use usurp_bdev::{
-    Bdev, BdevError, Caps, Completions, Geometry, Io, Op, Queue, QueueSetup, Status,
-};
+use usurp_bdev::{Bdev, BdevError, Caps, Completions, Geometry, Io, Op, Queue, QueueSetup, Status};
 use usurp_reactor::Nanos;
 use usurp_reactor::mem::{Arena, HugePolicy};
 
@@ -89,6 +87,7 @@ impl Bdev for Disk {
             depth: setup.depth as usize,
             pending: Vec::with_capacity(setup.depth as usize),
             clock: self.clock.clone(),
+            print: std::env::var_os("USURP_TRACE").is_some_and(|v| v != "0"),
         }))
     }
 }
@@ -114,10 +113,20 @@ struct DiskQueue {
     pending: Vec<Pending>,
     /// Virtual time.
     clock: Arc<AtomicU64>,
+    /// Print what happens.
+    print: bool,
 }
 
 impl DiskQueue {
+    fn show(&self, what: &str, io: &Io, status: Status) {
+        if self.print {
+            let at = if io.buf.is_none() { 0 } else { io.buf.addr() };
+            eprintln!("    disk {what} {io:?} {status:?} buffer {at:x}");
+        }
+    }
+
     fn apply(&mut self, at: usize) {
+        self.show("apply", &self.pending[at].io, self.pending[at].status);
         let p = &mut self.pending[at];
         p.apply_at = None;
         let size = self.config.geometry.block_size as usize;
@@ -161,6 +170,7 @@ impl Queue for DiskQueue {
         let latency = self.rng.range(lo, hi) * slow;
         let fails = io.op != Op::Reset && self.rng.chance(self.config.errors_ppm);
         let status = if fails { self.rng.pick(&[Status::Medium, Status::Io]) } else { Status::Ok };
+        self.show("submit", &io, status);
         let apply_at = Some(now + self.rng.range(0, latency));
         self.pending.push(Pending { io, apply_at, done_at: now + latency, status });
         Ok(())
@@ -178,6 +188,7 @@ impl Queue for DiskQueue {
             let first = p.io.op != Op::Reset || at == 0;
             if p.apply_at.is_none() && p.done_at <= now && first {
                 let p = self.pending.remove(at);
+                self.show("done", &p.io, p.status);
                 done.push(p.io.complete(p.status));
             } else {
                 at += 1;

@@ -169,7 +169,7 @@ impl Hostile {
             match self.rng.below(4) {
                 0 if !bytes.is_empty() => {
                     let at = self.rng.index(bytes.len());
-                    bytes[at] = self.rng.next() as u8;
+                    bytes[at] = self.rng.bits() as u8;
                 }
                 1 if !bytes.is_empty() => {
                     let at = self.rng.index(bytes.len());
@@ -178,7 +178,7 @@ impl Hostile {
                 2 => bytes.truncate(self.rng.index(bytes.len() + 1)),
                 _ => {
                     let more = self.rng.index(40);
-                    bytes.extend((0..more).map(|_| self.rng.next() as u8));
+                    bytes.extend((0..more).map(|_| self.rng.bits() as u8));
                 }
             }
         }
@@ -189,7 +189,7 @@ impl Hostile {
         self.tag += u64::from(self.rng.chance(950_000));
         let mut iu = match self.rng.below(20) {
             0 => self.tsk_mgmt(),
-            1 => (0..self.rng.range(1, 80)).map(|_| self.rng.next() as u8).collect(),
+            1 => (0..self.rng.range(1, 80)).map(|_| self.rng.bits() as u8).collect(),
             2 => vec![self.rng.pick(&[0x00, 0x41, 0x42, 0x80, 0xC1, 0x7F]); 16],
             _ => self.command(net),
         };
@@ -224,13 +224,14 @@ impl Hostile {
         iu[0] = 0x02;
         iu[8..16].copy_from_slice(&self.tag.to_le_bytes());
         iu[20..22].copy_from_slice(&self.rng.pick(&[0u16, 0, 0, 1, 0xC101, 0x4001]).to_be_bytes());
-        let opcodes = [0x28, 0x2A, 0x88, 0x8A, 0x12, 0xA0, 0x42, 0x93, 0x8F, 0x35, 0x9E, 0x1A, 0x89];
+        let opcodes =
+            [0x28, 0x2A, 0x88, 0x8A, 0x12, 0xA0, 0x42, 0x93, 0x8F, 0x35, 0x9E, 0x1A, 0x89];
         iu[32] = self.rng.pick(&opcodes);
         if self.rng.chance(100_000) {
-            iu[32] = self.rng.next() as u8;
+            iu[32] = self.rng.bits() as u8;
         }
-        for at in 33..48 {
-            iu[at] = if self.rng.chance(150_000) { self.rng.next() as u8 } else { 0 };
+        for byte in &mut iu[33..48] {
+            *byte = if self.rng.chance(150_000) { self.rng.bits() as u8 } else { 0 };
         }
         iu[40] = self.rng.below(4) as u8;
         let formats = [0x10, 0x01, 0x20, 0x02, 0x11, 0x22, 0x30, 0x03, 0x00];
@@ -252,7 +253,7 @@ impl Hostile {
     fn desc(&mut self, iu: &mut Vec<u8>, net: &mut Net) {
         let memory = &net.memory[self.index];
         let va = memory.va(self.rng.index(MEMORY));
-        let key = if self.rng.chance(950_000) { self.key } else { self.rng.next() as u32 };
+        let key = if self.rng.chance(950_000) { self.key } else { self.rng.bits() as u32 };
         let len = self.rng.pick(&[0u32, 1, 8, 24, 512, 512, 1024, 4096, 0x7FFF_FFFF, u32::MAX]);
         iu.extend(va.to_be_bytes());
         iu.extend(key.to_be_bytes());
@@ -275,7 +276,7 @@ impl Hostile {
             total = total.wrapping_add(u32::from_be_bytes(len));
         }
         if self.rng.chance(100_000) {
-            total = self.rng.next() as u32;
+            total = self.rng.bits() as u32;
         }
         iu[total_at..total_at + 4].copy_from_slice(&total.to_be_bytes());
         iu[6] = count as u8;

@@ -13,9 +13,11 @@
 
 #![deny(unsafe_code)]
 
+pub mod alloc;
 pub mod bdev;
 pub mod host;
 pub mod hostile;
+pub mod loopback;
 pub mod model;
 pub mod net;
 pub mod profile;

@@ -171,8 +171,7 @@ impl Model {
         let size = self.units[read.lu].block_size;
         for (i, bytes) in data.chunks(size).enumerate() {
             let lba = read.lba + i as u64;
-            let found =
-                self.check_block(read.lu, lba, bytes, &read.visible[i], read.first_new)?;
+            let found = self.check_block(read.lu, lba, bytes, &read.visible[i], read.first_new)?;
             // Of a block that may be torn, a part says nothing about the rest.
             let tells = bytes.len() == size || !self.units[read.lu].torn;
             if let Some(number) = found.filter(|g| *g != 0 && tells) {

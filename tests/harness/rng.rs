@@ -13,7 +13,7 @@ impl Rng {
     }
 
     /// The next 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0)
     }
@@ -21,7 +21,7 @@ impl Rng {
     /// A number below `n`; `n` is at least 1.
     pub fn below(&mut self, n: u64) -> u64 {
         assert!(n > 0, "a choice among nothing");
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+        ((u128::from(self.bits()) * u128::from(n)) >> 64) as u64
     }
 
     /// A number from `lo` to `hi`, both included.
@@ -47,7 +47,7 @@ impl Rng {
 
     /// A generator for a part, which then does not disturb the others.
     pub fn fork(&mut self) -> Rng {
-        Rng::new(self.next())
+        Rng::new(self.bits())
     }
 }
 
@@ -117,7 +117,7 @@ mod tests {
     fn a_seed_repeats_itself() {
         let run = |seed| {
             let mut rng = Rng::new(seed);
-            (rng.next(), rng.below(10), rng.range(5, 9), rng.fork().next())
+            (rng.bits(), rng.below(10), rng.range(5, 9), rng.fork().next())
         };
         assert_eq!(run(1), run(1));
         assert_ne!(run(1), run(2));

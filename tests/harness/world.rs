@@ -386,7 +386,7 @@ fn open_disk(
     let base = format!("{{ name: d{at}, malloc: {{ size: {bytes}, block_size: {block_size} }} }}");
     let bdev = match kind {
         DiskKind::Sim(config) => {
-            let disk = Disk::new(&format!("d{at}"), config.clone(), rng.next(), clock.clone());
+            let disk = Disk::new(&format!("d{at}"), config.clone(), rng.bits(), clock.clone());
             let arena = Some(disk.medium().clone());
             return Medium { bdev: disk, arena, unit };
         }
@@ -425,9 +425,9 @@ fn make_path(
         let depth = profile.queue_depth;
         let setup = QueueSetup { depth, data: Some(data.clone()), core: index };
         let queue = emulate::open(&**bdev, &setup, Sharing::Shared).expect("a queue opens");
-        let lends = bdev.lendable().map(|arena| {
-            (arena.clone(), fabric.register(arena).expect("it registers"))
-        });
+        let lends = bdev
+            .lendable()
+            .map(|arena| (arena.clone(), fabric.register(arena).expect("it registers")));
         let geometry = bdev.geometry();
         let mut config = LuConfig::new(geometry, emulate::caps(&**bdev, Sharing::Shared));
         config.max_transfer_blocks = TRANSFER_MAX / geometry.block_size;
@@ -446,7 +446,8 @@ fn make_path(
 }
 
 fn control_config(profile: &Profile, disks: usize) -> ControlConfig {
-    let entry = |lun: usize, lu: usize| LunEntry { lun: lun as u16, lu: lu as u16, read_only: false };
+    let entry =
+        |lun: usize, lu: usize| LunEntry { lun: lun as u16, lu: lu as u16, read_only: false };
     let all = LunMap::new((0..disks).map(|at| entry(at, at)).collect());
     let own = LunMap::new(vec![entry(0, disks)]);
     let mut policy = Policy::new(target_port());

@@ -1,7 +1,7 @@
-//! Where the programs are: beside this test, in cargo's output folder of the same profile. `USURP_E2E_BINS` names
-//! another folder. Cargo builds another package's programs for a test only if the whole workspace is built (as `make
-//! test` does), so they are built here once if they are missing or older than their sources; without the verbs
-//! fabric, which no test here uses.
+//! Where the programs are: beside this test, in cargo's output folder of the same profile.
+//! `USURP_E2E_BINS` names another folder. Cargo builds another package's programs for a test only
+//! if the whole workspace is built (as `make test` does), so they are built here once if they are
+//! missing or older than their sources; without the verbs fabric, which no test here uses.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,17 @@ use std::time::SystemTime;
 
 /// Folders whose sources go into each program.
 const SOURCES: [(&str, &[&str]); 2] = [
-    ("usurp", &["reactor/src", "bdev/src", "target/src", "target/srp/src", "target/scsi/src", "target/fabric/src"]),
+    (
+        "usurp",
+        &[
+            "reactor/src",
+            "bdev/src",
+            "target/src",
+            "target/srp/src",
+            "target/scsi/src",
+            "target/fabric/src",
+        ],
+    ),
     ("usurp-perf", &["reactor/src", "bench/src", "target/srp/src", "target/fabric/src"]),
 ];
 

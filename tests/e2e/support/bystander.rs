@@ -1,4 +1,5 @@
-//! A well-behaved initiator on LUN 1 that writes, reads back and compares while somebody else misbehaves.
+//! A well-behaved initiator on LUN 1 that writes, reads back and compares while somebody else
+//! misbehaves.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,7 +30,12 @@ pub fn client(socket: &std::path::Path, channels: usize, slots: u32) -> ShmClien
 }
 
 /// The same from a given port.
-pub fn client_as(socket: &std::path::Path, nexus: &Nexus, channels: usize, slots: u32) -> ShmClient {
+pub fn client_as(
+    socket: &std::path::Path,
+    nexus: &Nexus,
+    channels: usize,
+    slots: u32,
+) -> ShmClient {
     let timeout_ns = PATIENCE.as_nanos() as u64;
     let shape = Shape { slots, buffer_bytes: 64 << 10, desc: DescFormat::Direct, timeout_ns };
     let client = open_shm(socket, nexus, shape, channels);

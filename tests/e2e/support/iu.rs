@@ -1,5 +1,5 @@
-//! IUs made by hand, byte by byte after reference 1.6 and 1.7, so that they can be wrong in any way. Shares no code with
-//! the target's parser.
+//! IUs made by hand, byte by byte after reference 1.6 and 1.7, so that they can be wrong in any
+//! way. Shares no code with the target's parser.
 
 /// A memory descriptor.
 #[derive(Copy, Clone, Debug)]

@@ -1,5 +1,5 @@
-//! The target's Unix socket, by hand: datagrams as bytes and any file descriptors, after the layout in the fabric's
-//! `wire.rs`. Shares no code with it.
+//! The target's Unix socket, by hand: datagrams as bytes and any file descriptors, after the layout
+//! in the fabric's `wire.rs`. Shares no code with it.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;

@@ -43,8 +43,12 @@ impl Lines {
             }
             match self.incoming.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(line) => self.seen.push(line),
-                Err(RecvTimeoutError::Timeout) => panic!("no {text:?} in {patience:?}:\n{}", self.text()),
-                Err(RecvTimeoutError::Disconnected) => panic!("ended without {text:?}:\n{}", self.text()),
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("no {text:?} in {patience:?}:\n{}", self.text())
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("ended without {text:?}:\n{}", self.text())
+                }
             }
         }
     }
@@ -94,10 +98,8 @@ pub fn wait(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
 
 /// Waits until something can be read; false = the time is up, or a signal came.
 pub fn wait_readable(fd: &impl std::os::fd::AsFd, patience: Duration) -> bool {
-    let timeout = Timespec {
-        tv_sec: patience.as_secs() as i64,
-        tv_nsec: patience.subsec_nanos().into(),
-    };
+    let timeout =
+        Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&timeout)), Ok(1..))
 }

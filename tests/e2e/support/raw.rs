@@ -1,4 +1,5 @@
-//! An initiator that sends whatever it is told: one channel, IUs as bytes, no rules but its own count of credit.
+//! An initiator that sends whatever it is told: one channel, IUs as bytes, no rules but its own
+//! count of credit.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -26,6 +27,8 @@ const SENDS: u64 = 64;
 const SEND_BYTES: u64 = 32 << 10;
 /// Marks the wr_id of a receive.
 const RECV: u64 = 1 << 32;
+/// Tag of the command that shows whether we are still served.
+const PROBE: u64 = 0x7072_6f62_6521_2121;
 /// Bytes lent to the target.
 const LENT: usize = 4 << 20;
 
@@ -172,7 +175,18 @@ impl Raw {
         let req_lim = i32::from_be_bytes(login_rsp[4..8].try_into().expect("4 bytes"));
         let (stash, sent, next_tag) = (VecDeque::new(), 0, 1);
         let mut raw = Raw {
-            fabric, qp, ius, lkey, lent, rkey, rkey_read_only, login_rsp, req_lim, stash, sent, next_tag,
+            fabric,
+            qp,
+            ius,
+            lkey,
+            lent,
+            rkey,
+            rkey_read_only,
+            login_rsp,
+            req_lim,
+            stash,
+            sent,
+            next_tag,
             born: Instant::now(),
         };
         (0..RECVS).for_each(|slot| raw.repost(slot));
@@ -207,6 +221,11 @@ impl Raw {
 
     /// Sends bytes as they are.
     pub fn send(&mut self, iu: &[u8]) {
+        self.post(iu);
+        self.poll();
+    }
+
+    fn post(&mut self, iu: &[u8]) {
         assert!(iu.len() as u64 <= SEND_BYTES, "longer than a send slot");
         let slot = self.sent % SENDS;
         self.sent += 1;
@@ -216,7 +235,6 @@ impl Raw {
         let sge = Sge { addr, len: iu.len() as u32, lkey: self.lkey };
         let wr = SendWr { wr_id: slot, op: SendOp::Send, sge, signaled: true, fence: false };
         self.fabric.post_send(self.qp, &[wr]).expect("room in the send queue");
-        self.poll();
     }
 
     /// Sends a request: it costs a credit.
@@ -315,6 +333,17 @@ impl Raw {
         assert_eq!(self.req_lim, all, "more credit than there is");
     }
 
+    /// Waits until there is some credit again; nothing but SRP_CRED_REQ may come.
+    pub fn expect_some_credit(&mut self) {
+        let more = self.req_lim + 1;
+        while self.req_lim < more {
+            match self.next() {
+                Got::Iu(iu) if iu[0] == 0x81 => self.on_cred_req(&iu),
+                other => panic!("instead of credit: {other:02x?}"),
+            }
+        }
+    }
+
     /// Waits until the target cuts us off; no response may come before.
     pub fn expect_cut(&mut self) {
         match self.next() {
@@ -327,6 +356,38 @@ impl Raw {
     pub fn expect_served(&mut self) {
         self.calm(&[0]);
         self.run(Cmd::new(0, iu::TUR)).expect_good();
+    }
+
+    /// Whether the target has cut us off by now.
+    pub fn is_cut(&mut self) -> bool {
+        self.poll();
+        self.stash.contains(&Got::Cut)
+    }
+
+    /// What has come and was not asked for.
+    pub fn peek(&mut self) -> Option<Got> {
+        self.poll();
+        self.stash.front().cloned()
+    }
+
+    /// Whatever was sent before: either a command of ours is answered now (true), or we are cut off
+    /// (false). Answers to what was sent before are passed over.
+    pub fn expect_served_or_cut(&mut self) -> bool {
+        let probe = Cmd { tag: PROBE, ..Cmd::new(0, iu::TUR) };
+        self.send(&probe.bytes());
+        loop {
+            match self.next() {
+                Got::Cut => return false,
+                Got::Iu(iu) if iu[0] == 0x81 => self.on_cred_req(&iu),
+                Got::Iu(iu) if Rsp::parse(&iu).tag == PROBE => return true,
+                Got::Iu(_) => {}
+            }
+        }
+    }
+
+    /// Sends and looks at nothing that comes.
+    pub fn send_unread(&mut self, iu: &[u8]) {
+        self.post(iu);
     }
 
     /// A READ(10) of LUN `lun` into the start of the lent memory.

@@ -61,7 +61,8 @@ impl Site {
 /// Bytes that do not repeat (splitmix64).
 pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     let mut random = Random(seed);
-    let mut out: Vec<u8> = (0..bytes.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).collect();
+    let mut out: Vec<u8> =
+        (0..bytes.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).collect();
     out.truncate(bytes);
     out
 }
@@ -146,7 +147,8 @@ impl Setup {
         format!(
             "reactors: {{ cores: \"{cores}\", idle: adaptive }}\n\
              memory: {{ hugepages: never, data: 8MiB, max_transfer: 1MiB }}\n\
-             bdevs:\n{bdevs}target:\n  id_ext: \"{ID_EXT:#018x}\"\n  ioc_guid: \"{IOC_GUID:#018x}\"\n\
+             bdevs:\n{bdevs}target:\n  id_ext: \"{ID_EXT:#018x}\"\n  \
+             ioc_guid: \"{IOC_GUID:#018x}\"\n\
              {target}  listen:\n    - {{ shm: {socket} }}\n  hosts:\n{hosts}",
             cores = self.cores,
             bdevs = list(&self.bdevs, "  "),

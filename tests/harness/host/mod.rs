@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use usurp_fabric::LoginFormat;
 use usurp_reactor::Nanos;
 use usurp_srp::initiator::{
-    Channel, Config, Format, MultiChannel, login_answer, login_req, linux_login,
+    Channel, Config, Format, MultiChannel, linux_login, login_answer, login_req,
 };
 use usurp_srp::wire::login_req::Repr;
 use usurp_srp::{PortId, Tag};
@@ -361,7 +361,7 @@ impl Host {
         if !self.config.immediate {
             req.req_flags &= 0x7F;
         }
-        let (format, kind) = if self.config.index % 2 == 0 {
+        let (format, kind) = if self.config.index.is_multiple_of(2) {
             (LoginFormat::IbCm64, Format::IbCm64)
         } else {
             (LoginFormat::RdmaCm56, Format::RdmaCm56)

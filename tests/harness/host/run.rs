@@ -318,7 +318,10 @@ impl Host {
         if env.net.trace.prints() {
             let (link, write) = (chan.link, plan.write);
             let places = placed.as_ref().map(|p| (&p.descs, &p.table));
-            eprintln!("    link {link} LU {} {:x?} write {write:?} {places:x?}", plan.view, plan.cdb);
+            eprintln!(
+                "    link {link} LU {} {:x?} write {write:?} {places:x?}",
+                plan.view, plan.cdb
+            );
         }
         env.net.init_send(chan.link, &iu[..len]);
         chan.cmds.push(Cmd { user, tag, plan, placed, sent_at, resets, aborting: false });

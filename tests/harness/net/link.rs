@@ -222,6 +222,8 @@ impl Net {
         };
         let mut phase = Phase::Landed;
         let mut done = now + leg;
+        let qp = self.links[at].qp.as_ref().expect("it is there");
+        let before = qp.sq.iter().take(i).map(|s| s.at).max().unwrap_or(0);
         match wr.op {
             SendOp::Read { .. } => phase = Phase::Executed,
             SendOp::Write { remote } => {
@@ -242,7 +244,7 @@ impl Net {
         }
         let sent = &mut self.links[at].qp.as_mut().expect("it is there").sq[i];
         sent.phase = phase;
-        sent.at = now + leg;
+        sent.at = (now + leg).max(before);
         sent.done_at = done + leg / 2;
         if phase == Phase::Executed {
             sent.data = data;
@@ -272,9 +274,10 @@ impl Net {
         if len == 0 {
             return Ok(0);
         }
-        let memory = &self.memory[host];
+        let memory = &mut self.memory[host];
+        let honest = memory.honest;
         memory.check(at, access, r.rkey, r.va, len).map_err(|why| {
-            assert!(!memory.honest, "link {at}: {why}");
+            assert!(!honest, "link {at}: {why}");
         })
     }
 
@@ -346,8 +349,13 @@ impl Net {
             qp.recv_unpolled += 1;
             qp.ready(now + leg, Ready { at: 0, completion: Some(done), frees: 0, read: None });
         }
+        // Answers come in order: behind a request that has none, all others have none either.
+        let mut cut = false;
         for sent in &mut qp.sq {
-            flush_sent(sent, now, leg);
+            cut |= sent.phase != Phase::Landed || sent.status != WcStatus::Success;
+            if cut {
+                flush_sent(sent, now, leg);
+            }
         }
         link.next = now;
         self.note("qp-error", at as u64, 0);
@@ -386,6 +394,10 @@ pub(crate) fn flush_sent(sent: &mut Sent, now: Nanos, leg: Nanos) {
             sent.done_at = now + leg;
         }
         Phase::Executed => sent.status = WcStatus::Flushed,
+        Phase::Landed if sent.status == WcStatus::Success => {
+            sent.status = WcStatus::Flushed;
+            sent.done_at = now + leg;
+        }
         Phase::Landed => {}
     }
 }

@@ -27,6 +27,8 @@ pub struct Key {
     pub alive: bool,
     /// The command, for messages.
     pub user: u64,
+    /// The target has used it.
+    pub touched: bool,
 }
 
 /// See the module's header.
@@ -58,9 +60,16 @@ impl HostMemory {
     }
 
     /// Registers `len` bytes at offset `at`.
-    pub fn register(&mut self, at: usize, len: usize, access: Access, link: usize, user: u64) -> u32 {
+    pub fn register(
+        &mut self,
+        at: usize,
+        len: usize,
+        access: Access,
+        link: usize,
+        user: u64,
+    ) -> u32 {
         let va = self.va(at);
-        self.keys.push(Key { va, len: len as u64, access, link, alive: true, user });
+        self.keys.push(Key { va, len: len as u64, access, link, alive: true, user, touched: false });
         self.first + self.keys.len() as u32 - 1
     }
 
@@ -71,16 +80,21 @@ impl HostMemory {
         key.alive = false;
     }
 
+    /// The target has used it.
+    pub fn is_touched(&self, rkey: u32) -> bool {
+        self.keys[(rkey - self.first) as usize].touched
+    }
+
     /// Checks an access of the target. The offset of the first byte, or what is wrong.
     pub fn check(
-        &self,
+        &mut self,
         link: usize,
         access: Access,
         rkey: u32,
         va: u64,
         len: u32,
     ) -> Result<usize, String> {
-        let key = rkey.checked_sub(self.first).and_then(|at| self.keys.get(at as usize));
+        let key = rkey.checked_sub(self.first).and_then(|at| self.keys.get_mut(at as usize));
         let Some(key) = key else { return Err(format!("key {rkey:#x} never was")) };
         let user = key.user;
         if !key.alive {
@@ -96,6 +110,7 @@ impl HostMemory {
         if !inside {
             return Err(format!("{access:?} outside of the memory of command {user:#x}"));
         }
+        key.touched = true;
         Ok((va - self.base) as usize)
     }
 }

@@ -118,5 +118,7 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
         word[..c.len()].copy_from_slice(c);
         u64::from_le_bytes(word)
     });
-    words.fold(bytes.len() as u64, |sum, w| (sum ^ w).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29))
+    words.fold(bytes.len() as u64, |sum, w| {
+        (sum ^ w).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
+    })
 }
