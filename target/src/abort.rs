@@ -1,10 +1,11 @@
 //! Task management: taking commands down, on this reactor and on the others.
 //!
-//! The rule that everything here serves: once a task management function is answered, nothing of the commands it took
-//! down may reach the initiator any more, neither an RDMA operation nor a response (Linux frees and re-uses tag and
-//! R_Keys at once). So a command that waits is ended on the spot, one that is in flight is marked and ended when its
-//! RDMA or bdev I/O completes, and the answer waits for all of them; also for responses that are posted already, which
-//! nothing else would keep from overtaking it on another channel.
+//! The rule that everything here serves: once a task management function is answered, nothing of
+//! the commands it took down may reach the initiator any more, neither an RDMA operation nor a
+//! response (Linux frees and re-uses tag and R_Keys at once). So a command that waits is ended on
+//! the spot, one that is in flight is marked and ended when its RDMA or bdev I/O completes, and the
+//! answer waits for all of them; also for responses that are posted already, which nothing else
+//! would keep from overtaking it on another channel.
 //!
 //! ```text
 //!   TSK_MGMT ──> Tmf slot ──> this reactor: end or mark ──┐
@@ -119,7 +120,8 @@ impl Tmfs {
         self.slots[at].as_mut()
     }
 
-    /// Drops those whose channel is going down; answers of others to them are ignored by their serial.
+    /// Drops those whose channel is going down; answers of others to them are ignored by their
+    /// serial.
     pub fn forget_channel(&mut self, channel: u16, mut each: impl FnMut(u16)) {
         for slot in self.slots.iter_mut() {
             if let Some(tmf) = slot.filter(|t| t.channel == channel) {
@@ -164,13 +166,15 @@ pub fn plan(conn: &Conn, func: TmFunc, lu: Option<u16>) -> Plan {
 }
 
 impl Ctx<'_> {
-    /// Takes one command down: at once when nothing of it is in flight, else it is marked. True = it is in flight.
+    /// Takes one command down: at once when nothing of it is in flight, else it is marked. True =
+    /// it is in flight.
     pub fn abort(&mut self, id: u16) -> bool {
         let io = &mut self.conn.ioctxs[usize::from(id)];
         let in_flight = match io.stage() {
             Stage::Free | Stage::Mgmt => return false,
             _ if io.aborted => return true,
-            // On another channel than the one that gets the answer, nothing keeps the response before it.
+            // On another channel than the one that gets the answer, nothing keeps the response
+            // before it.
             Stage::Rsp => true,
             Stage::Resources => {
                 let me = (self.conn.index, id);
@@ -208,7 +212,8 @@ impl Ctx<'_> {
         true
     }
 
-    /// ABORT TASK: the command with that tag, if it is on that logical unit. What the function waits for.
+    /// ABORT TASK: the command with that tag, if it is on that logical unit. What the function
+    /// waits for.
     pub fn abort_task(&mut self, tag: usurp_srp::Tag, lu: Option<u16>) -> Waits {
         let Some(IoctxId(id)) = self.conn.srp.find(tag) else { return Waits::Nothing };
         let io = &self.conn.ioctxs[usize::from(id)];
@@ -245,7 +250,8 @@ pub fn applies(scope: Scope, conn: &Conn) -> bool {
     }
 }
 
-/// The effects of a scope beside the aborts: unit attentions for other nexuses, and the reset of the logical unit.
+/// The effects of a scope beside the aborts: unit attentions for other nexuses, and the reset of
+/// the logical unit.
 pub fn side_effects(sh: &mut Shared, lu: u16, scope: Scope) {
     match scope {
         Scope::Nexus(_) => {}

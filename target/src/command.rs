@@ -1,11 +1,12 @@
 //! A command's way from its IU to its response.
 //!
-//! Joins the three parts that do not know each other: `usurp-srp` (tag, credits, descriptors), `usurp-scsi` (what the
-//! CDB means) and the bdev queue (who does it). Nothing here blocks, allocates or calls back; each function takes one
-//! event and leaves the command in a [`Stage`].
+//! Joins the three parts that do not know each other: `usurp-srp` (tag, credits, descriptors),
+//! `usurp-scsi` (what the CDB means) and the bdev queue (who does it). Nothing here blocks,
+//! allocates or calls back; each function takes one event and leaves the command in a [`Stage`].
 //!
-//! Shortages: a command that holds nothing waits in line for its buffer; one that already holds a buffer and needs a
-//! second one that is not there gets BUSY, because two of those waiting for each other would never end.
+//! Shortages: a command that holds nothing waits in line for its buffer; one that already holds a
+//! buffer and needs a second one that is not there gets BUSY, because two of those waiting for each
+//! other would never end.
 
 use usurp_bdev::{Done, Io, Op, Status as BdevStatus};
 use usurp_reactor::mem::Buf;
@@ -84,8 +85,8 @@ impl Ctx<'_> {
         self.sh.waiting.push_back((self.conn.index, id));
     }
 
-    /// The command was taken from the head of the line because a buffer came back. False = it has to wait on, and
-    /// stands at the head again.
+    /// The command was taken from the head of the line because a buffer came back. False = it has
+    /// to wait on, and stands at the head again.
     pub fn retry(&mut self, id: u16) -> bool {
         let resume = self.conn.ioctxs[usize::from(id)].resume;
         let wants = match resume {
@@ -190,7 +191,8 @@ impl Ctx<'_> {
         None
     }
 
-    /// Bytes of the buffer that a transfer needs: the bdev reads whole blocks even if the initiator's buffer is shorter.
+    /// Bytes of the buffer that a transfer needs: the bdev reads whole blocks even if the
+    /// initiator's buffer is shorter.
     fn buffer_bytes(&self, id: u16, req: &IoReq) -> u32 {
         if req.op != Op::Read {
             return req.len;
@@ -233,7 +235,8 @@ impl Ctx<'_> {
         None
     }
 
-    /// The buffer for one piece of a longer read: the one that the piece before left, if it is large enough.
+    /// The buffer for one piece of a longer read: the one that the piece before left, if it is
+    /// large enough.
     fn piece_buf(&mut self, id: u16, req: &IoReq) -> Option<Buf> {
         let len = self.buffer_bytes(id, req);
         let old = self.conn.ioctxs[usize::from(id)].buf.take();
@@ -255,7 +258,8 @@ impl Ctx<'_> {
         self.fetch(id, Stage::Params, local, have)
     }
 
-    /// A data buffer, or none: the command then waits in line, or was answered BUSY because it holds one already.
+    /// A data buffer, or none: the command then waits in line, or was answered BUSY because it
+    /// holds one already.
     fn take_buf(&mut self, id: u16, len: u32, resume: Resume) -> Option<Buf> {
         if let Some(buf) = self.sh.data.take(len as usize) {
             return Some(buf);
@@ -265,7 +269,8 @@ impl Ctx<'_> {
         if holds {
             self.respond(id, Reply::bare(status::BUSY));
         } else if io.stage() == Stage::Resources {
-            // It stood at the head of the line, was started, and needs more than was free: back to the head.
+            // It stood at the head of the line, was started, and needs more than was free: back to
+            // the head.
             io.resume = resume;
             self.sh.waiting.push_front((self.conn.index, id));
         } else {
@@ -274,7 +279,8 @@ impl Ctx<'_> {
         None
     }
 
-    /// Brings `len` bytes of the data-out buffer to `local`. The next step when they are there already.
+    /// Brings `len` bytes of the data-out buffer to `local`. The next step when they are there
+    /// already.
     fn fetch(&mut self, id: u16, stage: Stage, local: Local, len: u32) -> Option<Step> {
         let io = &mut self.conn.ioctxs[usize::from(id)];
         io.cursor = Cursor { left: len, local: local.addr, lkey: local.lkey, ..Cursor::default() };
@@ -399,7 +405,8 @@ impl Ctx<'_> {
         }
     }
 
-    /// Builds the response and adds it to the turn's sends. `wrs` send-queue slots of RDMA end with it.
+    /// Builds the response and adds it to the turn's sends. `wrs` send-queue slots of RDMA end with
+    /// it.
     #[inline]
     pub fn post_rsp(&mut self, id: u16, wrs: u32) {
         let conn = &mut *self.conn;
@@ -467,7 +474,8 @@ impl Ctx<'_> {
         self.sh.give(io.table.take());
     }
 
-    /// Ends a command without a response: it was aborted, or its channel is gone. Nothing of it may be in flight.
+    /// Ends a command without a response: it was aborted, or its channel is gone. Nothing of it may
+    /// be in flight.
     pub fn finish_aborted(&mut self, id: u16) {
         let io = &mut self.conn.ioctxs[usize::from(id)];
         io.go(Stage::Free);

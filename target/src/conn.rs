@@ -1,9 +1,9 @@
-//! One channel as its reactor keeps it: protocol state, ioctxs, receive and send rings, and the lists that are posted
-//! once per turn.
+//! One channel as its reactor keeps it: protocol state, ioctxs, receive and send rings, and the
+//! lists that are posted once per turn.
 //!
-//! Owned by one reactor at a time; allocated and freed by the control thread. Work requests are collected during a turn
-//! and handed to the fabric in two lists: first the receives, then the sends, because a response may only grant a
-//! credit whose receive is posted already.
+//! Owned by one reactor at a time; allocated and freed by the control thread. Work requests are
+//! collected during a turn and handed to the fabric in two lists: first the receives, then the
+//! sends, because a response may only grant a credit whose receive is posted already.
 //!
 //! ```text
 //!   receive slots:  posted ──completion──> in use ──release──> repost list ──flush──> posted
@@ -30,7 +30,8 @@ pub struct ChannelShape {
     pub credits: u32,
     /// Largest IU taken from an initiator, bytes.
     pub it_iu_max: u32,
-    /// Largest IU sent to an initiator, bytes. Never changed: initiators keep buffers of this size over relogins.
+    /// Largest IU sent to an initiator, bytes. Never changed: initiators keep buffers of this size
+    /// over relogins.
     pub ti_iu_max: u32,
     /// Largest media transfer of one command, bytes.
     pub transfer_max: u32,
@@ -39,7 +40,8 @@ pub struct ChannelShape {
 }
 
 impl ChannelShape {
-    /// Receives beyond the credits: one answer to a CRED_REQ and one to an AER_REQ, which cost no credit.
+    /// Receives beyond the credits: one answer to a CRED_REQ and one to an AER_REQ, which cost no
+    /// credit.
     const RECV_SPARE: u32 = 2;
     /// Send buffer of CRED_REQ.
     const SEND_CRED: u32 = 1;
@@ -49,7 +51,8 @@ impl ChannelShape {
         self.credits + Self::RECV_SPARE
     }
 
-    /// Ioctxs: a response may be with the initiator, and its credit spent again, before its send completion is reaped.
+    /// Ioctxs: a response may be with the initiator, and its credit spent again, before its send
+    /// completion is reaped.
     pub fn ioctxs(&self) -> u32 {
         self.credits * 2
     }
@@ -278,7 +281,8 @@ impl Conn {
         Ok(())
     }
 
-    /// Whether nothing of the channel is with the fabric or a bdev any more, so that it may be released.
+    /// Whether nothing of the channel is with the fabric or a bdev any more, so that it may be
+    /// released.
     pub fn is_quiet(&self) -> bool {
         self.sends_out == 0
             && self.in_bdev == 0

@@ -1,16 +1,17 @@
 //! The control plane: logins, nexuses, placement of channels on reactors, shutdown.
 //!
-//! Owns the connection manager and every channel that is not with a reactor. Runs on an ordinary thread (or step by step
-//! in a simulation) and may block; it speaks to reactors by mail only.
+//! Owns the connection manager and every channel that is not with a reactor. Runs on an ordinary
+//! thread (or step by step in a simulation) and may block; it speaks to reactors by mail only.
 //!
 //! ```text
-//!   ConnectRequest ─> checks ─> [fence: the nexus's old channels end] ─> Adopt ─> Adopted ─> accept ─> Established
+//!   ConnectRequest ─> checks ─> [fence: old channels end] ─> Adopt ─> Adopted ─> accept ─> live
 //!          └─> LOGIN_REJ          └─> LOGIN_REJ after a time limit
 //!   any state ─ Disconnected / Disconnect / stop ─> Close ─> Closed ─> destroyed
 //! ```
 //!
-//! The fence: a SINGLE login replaces the channels of its nexus. The new channel is adopted only when the old ones have
-//! ended and no bdev works for them any more, so that no write of theirs can land after a newer one.
+//! The fence: a SINGLE login replaces the channels of its nexus. The new channel is adopted only
+//! when the old ones have ended and no bdev works for them any more, so that no write of theirs can
+//! land after a newer one.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -113,7 +114,8 @@ pub struct ControlConfig {
     pub establish_ns: Nanos,
 }
 
-/// An I_T nexus's name: the same port identifiers through two listeners are two nexuses (two target ports).
+/// An I_T nexus's name: the same port identifiers through two listeners are two nexuses (two target
+/// ports).
 type NexusKey = (usize, PortId, PortId);
 
 /// A login that may not begin before the nexus's old channels have ended.
@@ -338,8 +340,8 @@ where
         }
     }
 
-    /// Whether a login may go on: a SINGLE one when the nexus has no channel left, a MULTI one when none of the nexus
-    /// waits before it.
+    /// Whether a login may go on: a SINGLE one when the nexus has no channel left, a MULTI one when
+    /// none of the nexus waits before it.
     fn may_pass(&self, login: &Fenced) -> bool {
         let waits = self.fenced.iter().any(|f| f.key == login.key);
         let multi = login.login.action() == MultiChannel::Multi;
@@ -487,7 +489,8 @@ where
         }
     }
 
-    /// A channel is gone from its reactor: position and nexus are free, and fenced logins may go on.
+    /// A channel is gone from its reactor: position and nexus are free, and fenced logins may go
+    /// on.
     fn forget(&mut self, conn: ConnId, now: Nanos) -> Option<Entry> {
         let entry = self.conns.remove(&conn)?;
         self.reactors[usize::from(entry.reactor.0)].free.push(entry.index);

@@ -1,7 +1,8 @@
 //! The state of one command between its IU and the send completion of its response.
 //!
-//! `usurp-srp` keeps the protocol half of an ioctx (tag, credit, whether a response is posted); this is the other half:
-//! which buffers it holds and what it waits for. Both halves have the same index.
+//! `usurp-srp` keeps the protocol half of an ioctx (tag, credit, whether a response is posted);
+//! this is the other half: which buffers it holds and what it waits for. Both halves have the same
+//! index.
 //!
 //! ```text
 //!   Free ─> Resources ─> [Table] ─> Params ──> Bdev ─> [Table] ─> DataIn ─> Rsp ─> Free
@@ -9,7 +10,8 @@
 //!     │     buffer)                 (READ)                                   │
 //!     └─> Mgmt (task management) ────────────────────────────────────────────┘
 //! ```
-//! Every stage may be skipped. Each may also end in `Free` once nothing of it is in flight: the command was aborted.
+//! Every stage may be skipped. Each may also end in `Free` once nothing of it is in flight: the
+//! command was aborted.
 
 use usurp_fabric::Lkey;
 use usurp_reactor::mem::Buf;
@@ -105,7 +107,8 @@ pub struct Cursor {
     pub desc: u32,
     /// Bytes of it used up.
     pub offset: u32,
-    /// Work requests of the round that is posted; their send-queue slots come back with its completion.
+    /// Work requests of the round that is posted; their send-queue slots come back with its
+    /// completion.
     pub posted: u32,
 }
 

@@ -1,8 +1,9 @@
-//! Usurp's target: the I/O path that joins SRP, SCSI, bdevs and the fabric, and the control plane around it.
+//! Usurp's target: the I/O path that joins SRP, SCSI, bdevs and the fabric, and the control plane
+//! around it.
 //!
 //! | module | what it owns |
 //! |---|---|
-//! | [`path`] | one turn of one reactor; with `conn`, `command`, `transfer`, `abort` the whole I/O path |
+//! | [`path`] | one turn of a reactor; with `conn`, `command`, `transfer`, `abort`: the I/O path |
 //! | [`control`] | logins, nexuses, placement of channels, shutdown |
 //! | [`serve`] | starting and ending the process's target |
 //! | [`cli`] | the command line and its exit codes |

@@ -1,6 +1,7 @@
 //! Which logical units a host sees under which LUN.
 //!
-//! Immutable after the configuration was read; shared by `Arc` with every reactor that serves the host.
+//! Immutable after the configuration was read; shared by `Arc` with every reactor that serves the
+//! host.
 
 /// A logical unit as one host sees it.
 #[derive(Copy, Clone, Debug, PartialEq, Eq)]

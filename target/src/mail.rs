@@ -1,8 +1,10 @@
-//! What threads say to each other: the control thread to reactors, reactors to reactors, reactors to the control thread.
+//! What threads say to each other: the control thread to reactors, reactors to reactors, reactors
+//! to the control thread.
 //!
-//! Owns the message types only. A message moves its contents: nothing in one is shared with the sender afterwards,
-//! except immutable configuration behind an `Arc`. Everything that must be allocated for a channel is allocated by
-//! the control thread and travels inside [`ToReactor::Adopt`]; it comes back in [`ToControl::Closed`] to be freed there.
+//! Owns the message types only. A message moves its contents: nothing in one is shared with the
+//! sender afterwards, except immutable configuration behind an `Arc`. Everything that must be
+//! allocated for a channel is allocated by the control thread and travels inside
+//! [`ToReactor::Adopt`]; it comes back in [`ToControl::Closed`] to be freed there.
 
 use std::sync::Arc;
 
@@ -35,8 +37,8 @@ pub struct NexusInfo {
 pub enum Scope {
     /// All commands of one nexus on the logical unit: ABORT TASK SET.
     Nexus(NexusId),
-    /// All commands of all nexuses on the logical unit: CLEAR TASK SET; the origin is told nothing, the others get a
-    /// unit attention.
+    /// All commands of all nexuses on the logical unit: CLEAR TASK SET; the origin is told nothing,
+    /// the others get a unit attention.
     Clear(NexusId),
     /// The same, and the logical unit is reset: LOGICAL UNIT RESET. Carries the nexus that asked.
     Reset(NexusId),
@@ -55,7 +57,8 @@ pub struct TmfRef {
 
 /// To a reactor.
 pub enum ToReactor<E> {
-    /// Take over a channel whose login was accepted; post its receives and say so by [`ToControl::Adopted`].
+    /// Take over a channel whose login was accepted; post its receives and say so by
+    /// [`ToControl::Adopted`].
     Adopt {
         /// The connection, as the connection manager knows it.
         conn: ConnId,
@@ -69,8 +72,8 @@ pub enum ToReactor<E> {
         /// The connection.
         conn: ConnId,
     },
-    /// Bring the channel down. With `grace`, commands already begun are answered first (bounded by the path's
-    /// grace time); without, the connection is gone already.
+    /// Bring the channel down. With `grace`, commands already begun are answered first (bounded by
+    /// the path's grace time); without, the connection is gone already.
     Close {
         /// The connection.
         conn: ConnId,

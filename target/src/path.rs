@@ -1,7 +1,7 @@
 //! The I/O path: one turn of one reactor.
 //!
-//! Owns the reactor's channels, their queue pairs and completion queue, and its queue of each bdev. Never blocks, never
-//! allocates, never takes a lock; meets other threads only by mail.
+//! Owns the reactor's channels, their queue pairs and completion queue, and its queue of each bdev.
+//! Never blocks, never allocates, never takes a lock; meets other threads only by mail.
 //!
 //! ```text
 //!   fabric.poll ─> receive:  channel.on_iu ─> command begins ─┐
@@ -11,8 +11,9 @@
 //!   flush       ─> per channel: receives in one list, then sends in one list
 //! ```
 //!
-//! Invariants: a channel is flushed before the turn ends; receives before sends, so that no response grants a credit
-//! whose receive is not posted; every slot, buffer and ioctx is back when the reactor ends.
+//! Invariants: a channel is flushed before the turn ends; receives before sends, so that no
+//! response grants a credit whose receive is not posted; every slot, buffer and ioctx is back when
+//! the reactor ends.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -163,7 +164,8 @@ impl<F: Fabric> Path<F> {
         self.conns.iter().position(|c| c.as_ref().is_some_and(|c| c.conn == conn))
     }
 
-    /// Registration of the arena that the channels' rings lie in; all of a reactor's channels share one.
+    /// Registration of the arena that the channels' rings lie in; all of a reactor's channels share
+    /// one.
     fn iu_lkey(&mut self, arena: &Arc<Arena>) -> Result<Lkey, FabricError> {
         if let Some((known, lkey)) = &self.iu_arena
             && Arc::ptr_eq(known, arena)

@@ -1,11 +1,13 @@
-//! Starting and ending a target: bdevs, memory, reactors, listeners, the control loop, and all of it back again.
+//! Starting and ending a target: bdevs, memory, reactors, listeners, the control loop, and all of
+//! it back again.
 //!
 //! ```text
 //!   cores ─> bdevs ─> arenas ─> sockets ─> reactors (queues, registration) ─> banner ─> control loop
 //!                                                                                          │ SIGTERM
 //!   everything whole <─ reactors end <─ channels end <─ no new logins <────────────────────┘
 //! ```
-//! Nothing is served before everything stands; whatever fails on the way undoes what was begun by being dropped.
+//! Nothing is served before everything stands; whatever fails on the way undoes what was begun by
+//! being dropped.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -40,9 +42,11 @@ use crate::mail::{ReactorId, ToControl, ToReactor};
 use crate::path::{Path, PathConfig};
 use crate::shared::{LuSlot, Shared};
 
-/// Largest IU taken from an initiator: SRP_CMD with 8 KiB of immediate data and room to spare, as LIO has it.
+/// Largest IU taken from an initiator: SRP_CMD with 8 KiB of immediate data and room to spare, as
+/// LIO has it.
 const IT_IU_MAX: u32 = 8276;
-/// Largest IU sent to an initiator. Initiators size buffers by it at their first login and keep them: never change it.
+/// Largest IU sent to an initiator. Initiators size buffers by it at their first login and keep
+/// them: never change it.
 const TI_IU_MAX: u32 = 512;
 /// Descriptors of one command at the most: ib_srp's largest sg_tablesize.
 const DESCS_MAX: u32 = 2048;
@@ -91,7 +95,7 @@ pub enum ServeError {
     #[error("{0}")]
     Reactor(#[from] SpawnError),
     /// Channels did not end in time.
-    #[error("these initiators' channels did not end in {seconds} s: {peers}", peers = .peers.join(", "))]
+    #[error("channels did not end in {seconds} s; their peers: {}", .peers.join(", "))]
     Stuck {
         /// Their peers.
         peers: Vec<String>,

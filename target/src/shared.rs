@@ -1,4 +1,5 @@
-//! What all channels of one reactor share: logical units, data buffers, nexuses, and the line of commands that wait.
+//! What all channels of one reactor share: logical units, data buffers, nexuses, and the line of
+//! commands that wait.
 //!
 //! Owned by that reactor alone.
 
@@ -77,7 +78,8 @@ impl Shared {
         }
     }
 
-    /// A START STOP UNIT was answered: if it changed something, the other reactors' copies must follow.
+    /// A START STOP UNIT was answered: if it changed something, the other reactors' copies must
+    /// follow.
     pub fn note_stop(&mut self, lu: u16) {
         let lu = &mut self.lus[usize::from(lu)];
         if lu.scsi.is_stopped() != lu.stopped_told {
@@ -131,7 +133,8 @@ impl Shared {
         }
     }
 
-    /// Calls `f` for the state of every nexus but `except` on a logical unit, where this reactor is the nexus's home.
+    /// Calls `f` for the state of every nexus but `except` on a logical unit, where this reactor is
+    /// the nexus's home.
     pub fn for_other_nexuses(&mut self, lu: u16, except: NexusId, mut f: impl FnMut(&mut NexusLu)) {
         for nexus in self.nexuses.iter_mut().flatten() {
             if nexus.info.id == except || !nexus.info.home {

@@ -1,11 +1,12 @@
 //! RDMA between local memory and an initiator's descriptors.
 //!
-//! A transfer goes in rounds: as many work requests as the send queue has room for, the last of them signalled, then the
-//! next round when it completes. Nearly every command needs one round of one request. The last round of data-in is not
-//! signalled at all: the response follows it in the same list, and on a reliable connection nothing overtakes.
+//! A transfer goes in rounds: as many work requests as the send queue has room for, the last of
+//! them signalled, then the next round when it completes. Nearly every command needs one round of
+//! one request. The last round of data-in is not signalled at all: the response follows it in the
+//! same list, and on a reliable connection nothing overtakes.
 //!
-//! Send-queue slots: one is set aside for each ioctx's response, so responses never wait; the rest (`sq_free`) is for
-//! RDMA. A transfer that finds none stands in `sq_wait`, in order.
+//! Send-queue slots: one is set aside for each ioctx's response, so responses never wait; the rest
+//! (`sq_free`) is for RDMA. A transfer that finds none stands in `sq_wait`, in order.
 
 use usurp_fabric::{Remote, SendOp, SendWr, Sge};
 use usurp_srp::target::{DataDesc, MemDesc, check_table};
@@ -28,8 +29,8 @@ enum Way {
 }
 
 impl Ctx<'_> {
-    /// Starts the transfer of `stage` over an indirect descriptor, for which a table in the initiator's memory may have
-    /// to be fetched first.
+    /// Starts the transfer of `stage` over an indirect descriptor, for which a table in the
+    /// initiator's memory may have to be fetched first.
     pub(crate) fn with_table(&mut self, id: u16, desc: &DataDesc, stage: Stage) {
         let DataDesc::Indirect { all, .. } = *desc else {
             panic!("only an indirect descriptor has a table");
@@ -78,7 +79,8 @@ impl Ctx<'_> {
         conn.push_wr(SendWr { wr_id, op, sge, signaled: true, fence: false });
     }
 
-    /// A descriptor table is here. False: it contradicts its descriptor, and the command must be refused.
+    /// A descriptor table is here. False: it contradicts its descriptor, and the command must be
+    /// refused.
     pub(crate) fn on_table(&mut self, id: u16) -> bool {
         let io = &mut self.conn.ioctxs[usize::from(id)];
         assert!(io.stage() == Stage::Table, "a table arrived that nobody wants");
@@ -178,8 +180,8 @@ fn nth(table: &[u8], at: u32) -> MemDesc {
 }
 
 impl Conn {
-    /// Adds work requests for the rest of a transfer, as far as the send queue has room, all unsignalled. Returns how
-    /// many.
+    /// Adds work requests for the rest of a transfer, as far as the send queue has room, all
+    /// unsignalled. Returns how many.
     #[inline]
     fn push_round(&mut self, id: u16, way: Way) -> u32 {
         let room = self.sq_free;
@@ -236,8 +238,8 @@ impl Conn {
 }
 
 impl Cursor {
-    /// The next piece within descriptor `mem`: as much as both sides have. None when the descriptor is used up or
-    /// empty; the cursor then stands on the next one.
+    /// The next piece within descriptor `mem`: as much as both sides have. None when the descriptor
+    /// is used up or empty; the cursor then stands on the next one.
     #[inline]
     fn advance(&mut self, mem: MemDesc) -> Option<(Remote, Local)> {
         let rest = mem.len - self.offset;

@@ -1,7 +1,7 @@
 //! What a work request id says: which kind of work, of which channel, for which slot.
 //!
-//! The operation is in the id because a completion with an error carries nothing else that can be trusted. The
-//! generation tells a channel from an earlier one at the same position.
+//! The operation is in the id because a completion with an error carries nothing else that can be
+//! trusted. The generation tells a channel from an earlier one at the same position.
 //!
 //! ```text
 //!   63      56 55      48 47        32 31        16 15         0
