@@ -3,7 +3,8 @@
 //!
 //! | module | what it owns |
 //! |---|---|
-//! | [`path`] | one turn of a reactor; with `conn`, `command`, `transfer`, `abort`: the I/O path |
+//! | [`path`] | one turn of a reactor; with `conn`, `command`, `transfer`: the I/O path |
+//! | [`channels`], [`tmf`] | the path's rarer work: channels come and go, task management |
 //! | [`control`] | logins, nexuses, placement of channels, shutdown |
 //! | [`serve`] | starting and ending the process's target |
 //! | [`cli`] | the command line and its exit codes |
@@ -13,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod abort;
+pub mod channels;
 pub mod cli;
 pub mod command;
 pub mod config;
@@ -25,5 +27,6 @@ pub mod mail;
 pub mod path;
 pub mod serve;
 pub mod shared;
+pub mod tmf;
 pub mod transfer;
 pub mod wrid;

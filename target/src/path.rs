@@ -19,18 +19,17 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use usurp_bdev::Completions;
-use usurp_fabric::{Completion, CompletionBatch, ConnId, Fabric, FabricError, Lkey, WcStatus};
+use usurp_fabric::{Completion, CompletionBatch, Fabric, Lkey, WcStatus};
 use usurp_reactor::Nanos;
 use usurp_reactor::mem::Arena;
 use usurp_reactor::turn::{Mailbox, Work};
-use usurp_srp::target::{ChannelState, CutReason, IoctxId, Received, RspCode, TmFunc};
+use usurp_srp::target::{ChannelState, CutReason, Received};
 use usurp_srp::wire::Opcode;
 
-use crate::abort::{self, Plan, Tmf, Tmfs, Waits};
+use crate::abort::{self, Tmfs};
 use crate::command::{Ctx, token_parts};
-use crate::conn::{Closing, Conn};
+use crate::conn::Conn;
 use crate::control::ControlSender;
-use crate::ioctx::{NO_LU, Stage};
 use crate::mail::{ReactorId, ToControl, ToReactor};
 use crate::shared::Shared;
 use crate::wrid::{Kind, WrId};
@@ -54,37 +53,37 @@ pub struct PathConfig<E> {
 /// See the module's header.
 pub struct Path<F: Fabric> {
     /// This reactor.
-    id: ReactorId,
+    pub(crate) id: ReactorId,
     /// Queue pairs and their completion queue.
-    fabric: F,
+    pub(crate) fabric: F,
     /// Arena of the channels' rings and its registration, from the first channel on.
-    iu_arena: Option<(Arc<Arena>, Lkey)>,
+    pub(crate) iu_arena: Option<(Arc<Arena>, Lkey)>,
     /// Channels by position.
-    conns: Vec<Option<Box<Conn>>>,
+    pub(crate) conns: Vec<Option<Box<Conn>>>,
     /// What channels share.
-    sh: Shared,
+    pub(crate) sh: Shared,
     /// Channels with something to flush, by position.
-    dirty: Vec<u16>,
+    pub(crate) dirty: Vec<u16>,
     /// Channels that are being brought down.
-    closing: u32,
+    pub(crate) closing: u32,
     /// Task management functions under way.
-    tmfs: Tmfs,
+    pub(crate) tmfs: Tmfs,
     /// Completions of the fabric, re-used each turn.
-    batch: CompletionBatch,
+    pub(crate) batch: CompletionBatch,
     /// Completions of a bdev queue, re-used each turn.
-    done: Completions,
+    pub(crate) done: Completions,
     /// See [`PathConfig`].
-    reactors: Vec<Mailbox<ToReactor<F::Endpoint>>>,
+    pub(crate) reactors: Vec<Mailbox<ToReactor<F::Endpoint>>>,
     /// See [`PathConfig`].
-    control: ControlSender<F::Endpoint>,
+    pub(crate) control: ControlSender<F::Endpoint>,
     /// Mail for the control thread whose queue was full; bounded by two for each channel.
-    outbox: VecDeque<ToControl<F::Endpoint>>,
+    pub(crate) outbox: VecDeque<ToControl<F::Endpoint>>,
     /// See [`PathConfig`].
-    grace_ns: Nanos,
+    pub(crate) grace_ns: Nanos,
     /// The control thread wants the loop to end.
-    shutdown: bool,
+    pub(crate) shutdown: bool,
     /// Commands answered, for the statistics.
-    commands: u64,
+    pub(crate) commands: u64,
 }
 
 impl<F: Fabric> Path<F> {
@@ -143,7 +142,7 @@ impl<F: Fabric> Path<F> {
         &self.sh
     }
 
-    fn tell_control(&mut self, mail: ToControl<F::Endpoint>) {
+    pub(crate) fn tell_control(&mut self, mail: ToControl<F::Endpoint>) {
         if !self.outbox.is_empty() {
             return self.outbox.push_back(mail);
         }
@@ -160,157 +159,8 @@ impl<F: Fabric> Path<F> {
         }
     }
 
-    fn position(&self, conn: ConnId) -> Option<usize> {
-        self.conns.iter().position(|c| c.as_ref().is_some_and(|c| c.conn == conn))
-    }
-
-    /// Registration of the arena that the channels' rings lie in; all of a reactor's channels share
-    /// one.
-    fn iu_lkey(&mut self, arena: &Arc<Arena>) -> Result<Lkey, FabricError> {
-        if let Some((known, lkey)) = &self.iu_arena
-            && Arc::ptr_eq(known, arena)
-        {
-            return Ok(*lkey);
-        }
-        let lkey = self.fabric.register(arena)?;
-        self.iu_arena = Some((arena.clone(), lkey));
-        Ok(lkey)
-    }
-
-    /// Takes over a channel: queue pair, registration, receives.
-    fn adopt(&mut self, conn: ConnId, endpoint: F::Endpoint, mut channel: Box<Conn>) {
-        assert!(channel.conn == conn, "the channel is another connection's");
-        let at = usize::from(channel.index);
-        assert!(self.conns[at].is_none(), "two channels at one position");
-        let refuse = |endpoint, channel, why| ToControl::Refused { conn, endpoint, channel, why };
-        let lkey = match self.iu_lkey(&channel.iu_arena) {
-            Ok(lkey) => lkey,
-            Err(e) => return self.tell_control(refuse(Some(endpoint), channel, e.to_string())),
-        };
-        let qp = match self.fabric.adopt(endpoint) {
-            Ok(qp) => qp,
-            Err((e, endpoint)) => {
-                return self.tell_control(refuse(Some(endpoint), channel, e.to_string()));
-            }
-        };
-        channel.qp = Some(qp);
-        channel.iu_lkey = lkey;
-        let limits = self.fabric.limits(qp);
-        let sends = channel.send.count();
-        if limits.max_send_wr <= sends || limits.max_recv_wr < channel.recv.count() {
-            let endpoint = self.fabric.release(qp);
-            let why = format!(
-                "queues of {} sends and {} receives are too short for {sends} and {}",
-                limits.max_send_wr,
-                limits.max_recv_wr,
-                channel.recv.count()
-            );
-            return self.tell_control(refuse(Some(endpoint), channel, why));
-        }
-        let room = channel.sends.capacity() as u32 - sends;
-        channel.sq_rdma = (limits.max_send_wr - sends).min(room);
-        channel.sq_free = channel.sq_rdma;
-        channel.nexus_at = self.sh.join_nexus(&channel.nexus);
-        for slot in 0..channel.recv.count() {
-            channel.release_recv(slot as u16);
-        }
-        let posted = channel.flush(&mut self.fabric);
-        self.conns[at] = Some(channel);
-        self.tell_control(ToControl::Adopted { conn });
-        if let Err(why) = posted {
-            self.fail(at, why, 0);
-        }
-    }
-
-    /// Something went wrong with a channel: its peer is cut off.
-    fn fail(&mut self, at: usize, why: &'static str, now: Nanos) {
-        let Some(conn) = self.conns[at].as_mut() else { return };
-        if conn.closing.is_none() {
-            let mail = ToControl::Disconnect { conn: conn.conn, why };
-            self.tell_control(mail);
-        }
-        self.close(at, false, now);
-    }
-
-    /// Begins to bring a channel down, or hastens it.
-    fn close(&mut self, at: usize, grace: bool, now: Nanos) {
-        let Some(conn) = self.conns[at].as_mut() else { return };
-        let deadline = if grace { now + self.grace_ns } else { 0 };
-        match &mut conn.closing {
-            Some(closing) => closing.deadline = closing.deadline.min(deadline),
-            None => {
-                self.closing += 1;
-                conn.closing = Some(Closing { deadline, errored: false });
-                conn.srp.advance(ChannelState::Disconnecting);
-                conn.held.clear();
-            }
-        }
-    }
-
-    /// Puts a channel's queue pair into the error state and takes its commands down.
-    fn error(&mut self, at: usize) {
-        let conn = self.conns[at].as_mut().expect("a closing channel is there");
-        conn.closing.as_mut().expect("it is closing").errored = true;
-        conn.srp.advance(ChannelState::Draining);
-        self.fabric.set_error(conn.qp());
-        let mut ctx = Ctx { conn, sh: &mut self.sh };
-        self.tmfs.forget_channel(at as u16, |id| ctx.finish_aborted(id));
-        ctx.abort_all();
-        self.mark_dirty(at);
-    }
-
-    /// What the fabric refused to post will never complete: it counts as flushed.
-    fn flush_unposted(&mut self, at: usize) {
-        let Some(conn) = self.conns[at].as_mut() else { return };
-        conn.repost.clear();
-        let mut unposted = std::mem::take(&mut conn.sends);
-        for wr in unposted.drain(..).filter(|wr| wr.signaled) {
-            let conn = self.conns[at].as_mut().expect("nothing releases it here");
-            let done = Completion {
-                qp: conn.qp(),
-                wr_id: wr.wr_id,
-                status: WcStatus::Flushed,
-                byte_len: 0,
-            };
-            self.on_completion(done, 0);
-        }
-        if let Some(conn) = self.conns[at].as_mut() {
-            assert!(conn.sends.is_empty(), "a channel in error posts nothing");
-            conn.sends = unposted;
-        }
-    }
-
-    /// Brings closing channels further: grace over, quiet, gone.
-    fn step_closing(&mut self, now: Nanos) {
-        for at in 0..self.conns.len() {
-            let Some(conn) = self.conns[at].as_mut() else { continue };
-            let Some(closing) = conn.closing else { continue };
-            if !closing.errored && (conn.srp.in_use() == 0 || now >= closing.deadline) {
-                self.error(at);
-                self.flush_channel(at, now);
-            }
-            let conn = self.conns[at].as_mut().expect("nothing releases it here");
-            if conn.closing.is_some_and(|c| c.errored) && conn.is_quiet() {
-                self.release(at);
-            }
-        }
-    }
-
-    /// A channel is quiet: its memory goes back to the control thread.
-    fn release(&mut self, at: usize) {
-        let mut channel = self.conns[at].take().expect("a closing channel is there");
-        self.closing -= 1;
-        channel.srp.advance(ChannelState::Disconnected);
-        assert!(channel.srp.is_whole(), "a channel ends with an ioctx in use");
-        assert!(channel.sq_free == channel.sq_rdma, "send-queue slots are missing at the end");
-        let endpoint = self.fabric.release(channel.qp());
-        channel.qp = None;
-        self.sh.leave_nexus(channel.nexus_at);
-        self.tell_control(ToControl::Closed { conn: channel.conn, endpoint, channel });
-    }
-
     #[inline]
-    fn mark_dirty(&mut self, at: usize) {
+    pub(crate) fn mark_dirty(&mut self, at: usize) {
         let conn = self.conns[at].as_mut().expect("the channel is there");
         if !conn.dirty {
             conn.dirty = true;
@@ -320,7 +170,7 @@ impl<F: Fabric> Path<F> {
 
     /// One completion of the fabric.
     #[inline]
-    fn on_completion(&mut self, c: Completion, now: Nanos) {
+    pub(crate) fn on_completion(&mut self, c: Completion, now: Nanos) {
         let wr = WrId::unpack(c.wr_id);
         let at = usize::from(wr.channel);
         let conn = self.conns[at].as_mut().expect("a released channel has no completions");
@@ -406,7 +256,7 @@ impl<F: Fabric> Path<F> {
 
     /// IUs that had to wait are offered again, in order.
     #[inline]
-    fn offer_held(&mut self, at: usize, now: Nanos) {
+    pub(crate) fn offer_held(&mut self, at: usize, now: Nanos) {
         while let Some(conn) = self.conns[at].as_mut() {
             let Some((slot, len)) = conn.held.pop_front() else { return };
             if !self.on_iu(at, slot, len, now) {
@@ -441,130 +291,6 @@ impl<F: Fabric> Path<F> {
             Received::Cut(why) => self.fail(at, cut_text(why), now),
         }
         true
-    }
-
-    /// A task management function begins.
-    fn task_mgmt(
-        &mut self,
-        at: usize,
-        ioctx: IoctxId,
-        lu: Option<u16>,
-        func: TmFunc,
-        task_tag: usurp_srp::Tag,
-    ) {
-        let conn = self.conns[at].as_mut().expect("the channel is there");
-        let io = &mut conn.ioctxs[usize::from(ioctx.0)];
-        io.go(Stage::Mgmt);
-        io.lu = NO_LU;
-        io.serial = io.serial.wrapping_add(1);
-        let mut tmf = Tmf {
-            channel: at as u16,
-            ioctx: ioctx.0,
-            waits: Waits::Nothing,
-            scope: None,
-            untold: 0,
-            unheard: 0,
-            serial: 0,
-        };
-        match abort::plan(conn, func, lu) {
-            Plan::Answer(code) => return self.answer_tmf(at, ioctx.0, code),
-            Plan::Task => {
-                tmf.waits = Ctx { conn, sh: &mut self.sh }.abort_task(task_tag, lu);
-            }
-            Plan::Scope(scope) => {
-                let lu = lu.expect("a scope has its logical unit");
-                self.abort_scope(lu, scope);
-                let all = (1u64 << self.reactors.len()) - 1;
-                let others = all & !(1 << self.id.0);
-                tmf.waits = Waits::Lu(lu);
-                tmf.scope = Some(scope);
-                tmf.untold = others;
-                tmf.unheard = others;
-            }
-        }
-        self.tmfs.begin(tmf);
-        self.step_tmfs();
-    }
-
-    /// Takes down what a scope covers on this reactor.
-    fn abort_scope(&mut self, lu: u16, scope: crate::mail::Scope) {
-        for at in 0..self.conns.len() {
-            let Some(conn) = self.conns[at].as_mut() else { continue };
-            if abort::applies(scope, conn) {
-                Ctx { conn, sh: &mut self.sh }.abort_lu(lu);
-                self.mark_dirty(at);
-            }
-        }
-        abort::side_effects(&mut self.sh, lu, scope);
-    }
-
-    /// Task management functions that wait: tell reactors, answer those that are complete.
-    fn step_tmfs(&mut self) {
-        for slot in 0..abort::TMF_SLOTS {
-            let Some(tmf) = self.tmfs.at(slot) else { continue };
-            let reactors = &self.reactors;
-            let me = TmfRefOf { reactor: self.id, slot: slot as u16 };
-            tell_reactors(tmf, reactors, me);
-            let tmf = *tmf;
-            if tmf.unheard == 0 && self.is_gone(&tmf) {
-                self.tmfs.end(slot);
-                self.answer_tmf(usize::from(tmf.channel), tmf.ioctx, RspCode::COMPLETE);
-            }
-        }
-        self.answer_foreign();
-    }
-
-    /// Whether everything a function waits for on this reactor is gone.
-    fn is_gone(&self, tmf: &Tmf) -> bool {
-        match tmf.waits {
-            Waits::Nothing => true,
-            Waits::Lu(lu) => self.sh.lus[usize::from(lu)].aborting == 0,
-            Waits::Command(id, serial) => {
-                let conn = self.conns[usize::from(tmf.channel)].as_ref();
-                let io = &conn.expect("its channel is there").ioctxs[usize::from(id)];
-                io.serial != serial || io.stage() == Stage::Free
-            }
-        }
-    }
-
-    /// Answers other reactors whose scope is clear here.
-    fn answer_foreign(&mut self) {
-        let mut i = 0;
-        while i < self.tmfs.foreign.len() {
-            let foreign = self.tmfs.foreign[i];
-            let clear = self.sh.lus[usize::from(foreign.lu)].aborting == 0;
-            let to = &self.reactors[usize::from(foreign.tmf.reactor.0)];
-            let from = self.id;
-            if clear && to.try_send(ToReactor::AbortDone { tmf: foreign.tmf, from }).is_ok() {
-                self.tmfs.foreign.swap_remove(i);
-            } else {
-                i += 1;
-            }
-        }
-    }
-
-    /// Posts the answer to a task management function.
-    fn answer_tmf(&mut self, at: usize, id: u16, code: RspCode) {
-        let conn = self.conns[at].as_mut().expect("its channel is there");
-        conn.ioctxs[usize::from(id)].go(Stage::Rsp);
-        let buf = conn.send.bytes_mut(u32::from(id));
-        let len = conn.srp.tsk_rsp(IoctxId(id), code, buf);
-        conn.push_rsp(id, len as u32);
-        self.mark_dirty(at);
-    }
-
-    /// Tells other reactors which logical units were stopped or started here.
-    fn tell_stops(&mut self) {
-        self.sh.stop_changed = false;
-        for (at, lu) in self.sh.lus.iter_mut().enumerate().filter(|(_, lu)| lu.untold != 0) {
-            for (to, mailbox) in self.reactors.iter().enumerate() {
-                let mail = ToReactor::Stopped { lu: at as u16, stopped: lu.stopped_told };
-                let told = to == usize::from(self.id.0) || mailbox.try_send(mail).is_ok();
-                lu.untold &= !(u64::from(told) << to);
-            }
-            lu.untold &= (1 << self.reactors.len()) - 1;
-            self.sh.stop_changed |= lu.untold != 0;
-        }
     }
 
     /// Polls the bdev queues that have work.
@@ -615,7 +341,7 @@ impl<F: Fabric> Path<F> {
         }
     }
 
-    fn flush_channel(&mut self, at: usize, now: Nanos) {
+    pub(crate) fn flush_channel(&mut self, at: usize, now: Nanos) {
         let Some(conn) = self.conns[at].as_mut() else { return };
         conn.dirty = false;
         conn.push_cred_req();
@@ -623,14 +349,6 @@ impl<F: Fabric> Path<F> {
             self.fail(at, why, now);
             self.error_now(at);
             self.flush_unposted(at);
-        }
-    }
-
-    /// The error state, unless the channel is in it already.
-    fn error_now(&mut self, at: usize) {
-        let conn = self.conns[at].as_ref().expect("the channel is there");
-        if !conn.closing.is_some_and(|c| c.errored) {
-            self.error(at);
         }
     }
 }
@@ -641,26 +359,6 @@ fn cut_text(why: CutReason) -> &'static str {
         CutReason::Empty => "an IU without a byte",
         CutReason::Short { .. } => "an IU shorter than its fixed part",
         CutReason::CreditOverrun => "more requests than it has credit for",
-    }
-}
-
-struct TmfRefOf {
-    reactor: ReactorId,
-    slot: u16,
-}
-
-/// Sends a function's request to the reactors that have not had it.
-fn tell_reactors<E>(tmf: &mut Tmf, reactors: &[Mailbox<ToReactor<E>>], me: TmfRefOf) {
-    let (Some(scope), Waits::Lu(lu)) = (tmf.scope, tmf.waits) else { return };
-    let name = crate::mail::TmfRef { reactor: me.reactor, slot: me.slot, serial: tmf.serial };
-    for (at, mailbox) in reactors.iter().enumerate() {
-        let bit = 1u64 << at;
-        if tmf.untold & bit != 0 {
-            let mail = ToReactor::Abort { tmf: name, lu, scope };
-            if mailbox.try_send(mail).is_ok() {
-                tmf.untold &= !bit;
-            }
-        }
     }
 }
 
