@@ -401,13 +401,11 @@ where
 
     #[inline]
     fn poll(&mut self, now: Nanos) -> usize {
-        let mut batch = std::mem::take(&mut self.batch);
-        let mut events = self.fabric.poll(now, &mut batch);
-        for c in batch.iter() {
-            self.on_completion(*c, now);
+        self.batch.clear();
+        let mut events = self.fabric.poll(now, &mut self.batch);
+        for at in 0..events {
+            self.on_completion(self.batch[at], now);
         }
-        batch.clear();
-        self.batch = batch;
         events += self.poll_bdevs(now);
         if self.sh.freed && !self.sh.waiting.is_empty() {
             self.retry_waiting();

@@ -22,8 +22,9 @@ use tracing::{info, warn};
 use usurp_bdev::emulate::{self, Sharing};
 use usurp_bdev::registry::Registry;
 use usurp_bdev::{Bdev, BdevError, QueueSetup};
+use usurp_fabric::any::{AnyCm, AnyFabric};
 use usurp_fabric::shm::{FabricConfig, Listener, ListenerParams, QpConfig, ShmFabric};
-use usurp_fabric::{Cm, Fabric, FabricError};
+use usurp_fabric::{Cm, Fabric, FabricError, Lkey};
 use usurp_reactor::Nanos;
 use usurp_reactor::cpu::{self, Clock};
 use usurp_reactor::mem::{Arena, Backing, BufPool, MemError};
@@ -124,8 +125,8 @@ impl From<FabricError> for ServeError {
     }
 }
 
-type Endpoint = <ShmFabric as Fabric>::Endpoint;
-type ReactorHandle = Handle<Path<ShmFabric>, bool>;
+type Endpoint = <AnyFabric as Fabric>::Endpoint;
+type ReactorHandle = Handle<Path<AnyFabric>, bool>;
 
 /// A logical unit before reactors make theirs of it.
 #[derive(Clone)]
@@ -144,6 +145,8 @@ struct Common {
     mailboxes: Vec<Mailbox<ToReactor<Endpoint>>>,
     control: ControlSender<Endpoint>,
     transfer_max: usize,
+    /// Some listener is by RDMA/CM.
+    rdma: bool,
 }
 
 /// Serves until SIGTERM or SIGINT.
@@ -171,6 +174,7 @@ pub fn run(config: &Config, options: &RunOptions) -> Result<(), ServeError> {
         mailboxes: mailboxes.clone(),
         control: sender.clone(),
         transfer_max: config.memory.transfer_bytes_max,
+        rdma: wants_rdma(config),
     };
     let mut memory = String::new();
     let mut handles = Vec::new();
@@ -179,8 +183,9 @@ pub fn run(config: &Config, options: &RunOptions) -> Result<(), ServeError> {
         let (iu_arena, data_arena) = arenas(config, &common, index)?;
         describe(&mut memory, &iu_arena);
         describe(&mut memory, &data_arena);
+        let memories = [data_arena, iu_arena.clone()];
         ports.push(ReactorPort { mailbox: mailboxes[index].clone(), iu_arena });
-        match start_reactor(config, &common, index, *core, inbox, data_arena) {
+        match start_reactor(config, &common, index, *core, inbox, memories) {
             Ok(handle) => handles.push(handle),
             Err(e) => {
                 end_reactors(&mailboxes[..handles.len()], handles);
@@ -201,7 +206,7 @@ pub fn run(config: &Config, options: &RunOptions) -> Result<(), ServeError> {
         fence_ns: FENCE_NS,
         establish_ns: ESTABLISH_NS,
     };
-    announce(config, options, &bdevs, &cores, &memory)?;
+    announce(config, options, &bdevs, &cores, &memory, &cm)?;
     let clock = Clock::new();
     let mut control = Control::new(cm, control_config, ports);
     let served = control_loop(&mut control, &mails, &clock);
@@ -228,7 +233,7 @@ fn end_reactors(mailboxes: &[Mailbox<ToReactor<Endpoint>>], handles: Vec<Reactor
 
 /// The control thread's life.
 fn control_loop(
-    control: &mut Control<Listener>,
+    control: &mut Control<AnyCm>,
     mails: &Receiver<ToControl<Endpoint>>,
     clock: &Clock,
 ) -> Result<(), ServeError> {
@@ -382,27 +387,45 @@ fn hosts_of(config: &Config, maps: &[Arc<LunMap>]) -> Vec<HostRule> {
 }
 
 /// Sockets, before anything is served.
-fn listen(config: &Config, shape: &ChannelShape, channels: usize) -> Result<Listener, ServeError> {
-    let params = ListenerParams {
-        qp: QpConfig { max_send_wr: shape.send_queue(), max_recv_wr: shape.recvs() },
-        connections_max: channels + 64,
-        ..ListenerParams::default()
-    };
-    let mut cm = Listener::new(params)?;
+fn listen(config: &Config, shape: &ChannelShape, channels: usize) -> Result<AnyCm, ServeError> {
+    let connections_max = channels + 64;
+    let qp = queues(shape);
+    let params = ListenerParams { qp, connections_max, ..ListenerParams::default() };
+    let mut cm = AnyCm::new(Listener::new(params)?);
+    #[cfg(feature = "verbs")]
+    if wants_rdma(config) {
+        let backlog = 128;
+        let params = usurp_fabric::verbs::ListenerParams { qp, connections_max, backlog };
+        cm = cm.with_verbs(usurp_fabric::verbs::Listener::new(params)?)?;
+    }
     for listen in &config.target.listen {
         match listen {
-            Listen::Shm(path) => {
-                cm.listen(path, 0o600)?;
-            }
-            Listen::RdmaCm(addr) => {
-                return Err(ServeError::Start(format!(
-                    "target.listen: rdma_cm: {addr}: this version serves shm only; \
-                     take the rdma_cm listener out, or wait for the verbs fabric"
-                )));
-            }
-        }
+            Listen::Shm(path) => cm.listen_shm(path, 0o600)?,
+            Listen::RdmaCm(addr) => cm.listen_rdma(*addr)?,
+        };
     }
     Ok(cm)
+}
+
+fn wants_rdma(config: &Config) -> bool {
+    config.target.listen.iter().any(|l| matches!(l, Listen::RdmaCm(_)))
+}
+
+/// Depths of a channel's queue pair.
+fn queues(shape: &ChannelShape) -> QpConfig {
+    QpConfig { max_send_wr: shape.send_queue(), max_recv_wr: shape.recvs() }
+}
+
+/// A reactor's data plane.
+fn fabric(common: &Common) -> AnyFabric {
+    let max_qps = usize::from(common.channels);
+    let fabric = AnyFabric::new(ShmFabric::new(FabricConfig { max_qps }));
+    #[cfg(feature = "verbs")]
+    if common.rdma {
+        let config = usurp_fabric::verbs::FabricConfig { max_qps, qp: queues(&common.shape) };
+        return fabric.with_verbs(usurp_fabric::verbs::VerbsFabric::new(config));
+    }
+    fabric
 }
 
 /// The memory of one reactor: its channels' rings, and its data buffers.
@@ -430,14 +453,14 @@ fn describe(text: &mut String, arena: &Arena) {
     writeln!(text, "  memory   {:<10} {mib:.1} MiB, {how}", arena.name()).expect("to a string");
 }
 
-/// Starts one reactor and waits until its queues stand.
+/// Starts one reactor and waits until its queues stand. `memories`: data, IUs.
 fn start_reactor(
     config: &Config,
     common: &Common,
     index: usize,
     core: usize,
     inbox: Inbox<ToReactor<Endpoint>>,
-    data: Arc<Arena>,
+    memories: [Arc<Arena>; 2],
 ) -> Result<ReactorHandle, ServeError> {
     let mut reactor = ReactorConfig::new(index, core);
     reactor.mailbox = MAILBOX;
@@ -448,7 +471,7 @@ fn start_reactor(
     let (report, reported) = bounded(1);
     let common = common.clone();
     let make = move || {
-        let path = make_path(&common, index, core, data);
+        let path = make_path(&common, index, core, memories);
         let (path, result) = match path {
             Ok(path) => (path, Ok(())),
             Err((path, e)) => (path, Err(e)),
@@ -456,7 +479,7 @@ fn start_reactor(
         report.send(result).expect("the control thread waits for it");
         (path, Vec::new())
     };
-    let handle = spawn_with(reactor, inbox, make, |path: Path<ShmFabric>| path.is_whole())?;
+    let handle = spawn_with(reactor, inbox, make, |path: Path<AnyFabric>| path.is_whole())?;
     match reported.recv() {
         Ok(Ok(())) => Ok(handle),
         Ok(Err(e)) => {
@@ -476,12 +499,16 @@ fn make_path(
     common: &Common,
     index: usize,
     core: usize,
-    data: Arc<Arena>,
-) -> Result<Path<ShmFabric>, (Path<ShmFabric>, String)> {
-    let mut fabric = ShmFabric::new(FabricConfig { max_qps: usize::from(common.channels) });
-    let data_lkey = fabric.register(&data).expect("the first registration has room");
+    [data, iu]: [Arc<Arena>; 2],
+) -> Result<Path<AnyFabric>, (Path<AnyFabric>, String)> {
+    let mut fabric = fabric(common);
+    // The IUs' arena is registered now, so that no login has to wait for it.
+    let keys = fabric.register(&data).and_then(|key| fabric.register(&iu).map(|_| key));
+    let (data_lkey, mut error) = match keys {
+        Ok(key) => (key, None),
+        Err(e) => (Lkey(0), Some(e.to_string())),
+    };
     let pool = BufPool::new(data.clone(), 0, data.len(), SCRATCH_BYTES, common.transfer_max);
-    let mut error = None;
     let mut lus = Vec::new();
     for plan in &common.lus {
         match make_lu(common, plan, core, &data, &mut fabric) {
@@ -517,7 +544,7 @@ fn make_lu(
     plan: &LuPlan,
     core: usize,
     data: &Arc<Arena>,
-    fabric: &mut ShmFabric,
+    fabric: &mut AnyFabric,
 ) -> Result<LuSlot, String> {
     let setup = QueueSetup { depth: QUEUE_DEPTH, data: Some(data.clone()), core };
     let queue = emulate::open(&*plan.bdev, &setup, common.sharing)
@@ -539,8 +566,9 @@ fn announce(
     bdevs: &Registry,
     cores: &[usize],
     memory: &str,
+    cm: &AnyCm,
 ) -> Result<(), ServeError> {
-    let text = banner(config, bdevs, cores, memory);
+    let text = banner(config, bdevs, cores, memory) + &how_to_log_in(config, cm);
     if !options.quiet {
         let mut out = std::io::stdout().lock();
         // A closed standard output is no reason not to serve.
@@ -578,19 +606,36 @@ fn banner(config: &Config, bdevs: &Registry, cores: &[usize], memory: &str) -> S
     let list: Vec<String> = cores.iter().map(usize::to_string).collect();
     line(format!("  reactors cores {}", list.join(", ")));
     text.push_str(memory);
-    let ids =
-        format!("id_ext={:016x},ioc_guid={:016x}", config.target.id_ext, config.target.ioc_guid);
-    for listen in &config.target.listen {
-        if let Listen::Shm(path) = listen {
-            let path = path.display();
-            writeln!(text, "  listens  shm:{path} ({ids})").expect("to a string");
-            writeln!(
-                text,
-                "  try      usurp-perf --connect shm:{path} --id-ext {:016x} --ioc-guid {:016x} luns",
-                config.target.id_ext, config.target.ioc_guid
-            )
-            .expect("to a string");
+    text
+}
+
+/// The line to type at an initiator, for each listener and address.
+fn how_to_log_in(config: &Config, cm: &AnyCm) -> String {
+    let mut lines = Vec::new();
+    let (id_ext, ioc_guid) = (config.target.id_ext, config.target.ioc_guid);
+    let ids = format!("id_ext={id_ext:016x},ioc_guid={ioc_guid:016x}");
+    for (index, listen) in config.target.listen.iter().enumerate() {
+        match listen {
+            Listen::Shm(path) => {
+                let path = path.display();
+                lines.push(format!("  listens  shm:{path} ({ids})"));
+                lines.push(format!(
+                    "  try      usurp-perf --connect shm:{path} --id-ext {id_ext:016x} \
+                     --ioc-guid {ioc_guid:016x} luns"
+                ));
+            }
+            Listen::RdmaCm(addr) => {
+                lines.push(format!("  listens  rdma_cm:{addr}"));
+                let found = cm.rdma_addresses(index);
+                if found.is_empty() {
+                    lines.push("           no RDMA port has an address yet".to_owned());
+                }
+                for (addr, device) in found {
+                    lines.push(format!("  try      echo {ids},dest={addr} > \
+                        /sys/class/infiniband_srp/srp-DEVICE-PORT/add_target  ({device} here)"));
+                }
+            }
         }
     }
-    text
+    lines.iter().fold(String::new(), |text, line| text + line + "\n")
 }
