@@ -314,8 +314,8 @@ fn open_bdevs(config: &Config) -> Result<(Registry, Vec<Arc<LunMap>>, Vec<LuPlan
 
 fn bdev_errors(config: &Config, errors: Vec<(usize, BdevError)>) -> ServeError {
     let busy = errors.iter().all(|(_, e)| e.busy);
-    let text = config.bdev_problems(errors).to_string();
-    if busy { ServeError::Busy(text) } else { ServeError::Start(text) }
+    let problems = config.bdev_problems(errors);
+    if busy { ServeError::Busy(problems.to_string()) } else { ServeError::Config(problems) }
 }
 
 /// Identity and limits of a logical unit.

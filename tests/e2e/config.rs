@@ -22,7 +22,7 @@ fn good() -> String {
 fn a_misspelt_key_is_refused_with_place_caret_and_suggestion() {
     let (code, text) = check(&good().replace("max_transfer: 1MiB", "max_tranfser: 1MiB"));
     assert_eq!(code, 3, "{text}");
-    assert!(text.contains("bad.yaml:2:44: `max_tranfser` is not a key of memory"), "{text}");
+    assert!(text.contains("bad.yaml:2:41: `max_tranfser` is not a key of memory"), "{text}");
     assert!(text.contains("did you mean `max_transfer`?"), "{text}");
     let caret = text.lines().find(|line| line.contains("^^^^")).expect("a caret");
     let shown = text.lines().find(|line| line.contains("max_tranfser: 1MiB")).expect("the line");
@@ -60,7 +60,7 @@ fn run_on_a_missing_image_says_which_and_how_to_make_it() {
     let uring = format!("{{ name: img0, uring: {{ path: {} }} }}", image.display());
     let setup = Setup::new(&[&uring], "{ 0: img0 }");
     let refused = Target::try_start(&site, &setup.yaml(&site.socket())).err().expect("it ends");
-    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.text.contains("none.img") && refused.text.contains("truncate"), "{refused:?}");
     assert!(refused.text.contains('^'), "{refused:?}");
     assert!(!site.socket().exists(), "it never listened");
@@ -71,6 +71,6 @@ fn run_in_a_missing_folder_says_so() {
     let site = Site::new();
     let yaml = Setup::ram().yaml(&site.near("no/such/folder/s"));
     let refused = Target::try_start(&site, &yaml).err().expect("it ends");
-    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.text.contains("no/such/folder does not exist"), "{refused:?}");
 }

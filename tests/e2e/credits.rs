@@ -27,12 +27,13 @@ pub fn expect_credit(client: &mut ShmClient, channel: usize, all: u32) {
     }
 }
 
-/// Starts a command on every free slot of every channel.
-pub fn fill(client: &mut ShmClient, request: impl Fn(u32) -> Request) -> Vec<SlotId> {
+/// Starts `count` commands on every channel.
+pub fn fill(client: &mut ShmClient, count: u32, request: impl Fn(u32) -> Request) -> Vec<SlotId> {
     let mut slots = Vec::new();
     let now = client.now();
     for channel in 0..client.channels() {
-        while let Some(slot) = client.reserve(channel) {
+        for _ in 0..count {
+            let slot = client.reserve(channel).expect("a client with that many slots");
             let started = client.start(slot, &request(slots.len() as u32), now);
             assert_eq!(started.expect("the target is there"), Started::Yes);
             slots.push(slot);
@@ -56,7 +57,7 @@ fn after_a_load_all_credit_is_back_on_every_channel() {
     assert_eq!(all, [128; 4]);
     client.wait_ready(0).expect("the LUN is there");
     for _ in 0..20 {
-        let slots = fill(&mut client, |at| read8(0, at));
+        let slots = fill(&mut client, 64, |at| read8(0, at));
         let mut out = Outcomes::default();
         while client.in_flight() > 0 {
             client.wait(&mut out).expect("every command is answered");

@@ -112,6 +112,19 @@ fn an_initiator_killed_while_an_image_works_for_it_leaves_the_target_whole() {
 }
 
 #[test]
+fn initiators_killed_with_channels_on_all_reactors_leave_the_target_whole() {
+    let site = Site::new();
+    let mut setup = Setup::ram();
+    setup.cores = "auto".into();
+    let mut target = Target::start(&site, &setup);
+    for _ in 0..10 {
+        let children = [loader(&target), loader(&target)];
+        children.into_iter().for_each(|child| kill(&mut target, child));
+    }
+    target.end_whole();
+}
+
+#[test]
 fn an_initiator_killed_with_slow_commands_under_way_leaves_the_target_whole() {
     let site = Site::new();
     let mut target = Target::start(&site, &Setup::slow(1000));

@@ -154,7 +154,7 @@ fn more_descriptors_in_the_iu_than_in_the_table() {
 fn a_table_longer_than_any_initiator_has() {
     malformed(|raw| {
         let table = |len| Buffer::Indirect(raw.mem(1 << 20, len), 4096, vec![raw.mem(0, 4096)]);
-        vec![write8(table(16 * 2049)), write8(table(u32::MAX & !15))]
+        vec![write8(table(16 * 2049)), write8(table(!15))]
     });
 }
 

@@ -157,7 +157,7 @@ fn more_channels_of_one_initiator_than_configured_are_refused() {
 fn more_channels_in_all_than_configured_are_refused() {
     let site = Site::new();
     let mut setup = Setup::ram();
-    setup.target = vec!["channels_max: { nexus: 8, all: 3 }".into()];
+    setup.target = vec!["channels_max: { nexus: 3, all: 3 }".into()];
     let target = Target::start(&site, &setup);
     let mut raws: Vec<Raw> = (0..3).map(|_| Raw::login(&target)).collect();
     let fourth = login_req(Format::IbCm64, &request(9, MultiChannel::Single));

@@ -4,7 +4,7 @@
 use usurp_srp::initiator::MultiChannel;
 
 use crate::support::bystander::Siege;
-use crate::support::iu::{Buffer, Cmd, read10, write10};
+use crate::support::iu::{Buffer, Cmd, TUR, read10, write10};
 use crate::support::raw::{Got, Raw};
 use crate::support::site::Setup;
 
@@ -45,6 +45,7 @@ fn a_write_of_the_old_channel_never_lands_after_one_of_the_new() {
     let siege = Siege::with(&Setup::slow(300));
     for round in 0..5u8 {
         let mut old = Raw::login_as(&siege.target, 3, MultiChannel::Single);
+        old.calm(&[0, 2]);
         old.lent.fill(0, 1 << 20, 0xaa);
         // LUN 2 is slow: these are still under way when the new channel comes. The last ones may
         // not have been begun.
@@ -52,7 +53,8 @@ fn a_write_of_the_old_channel_never_lands_after_one_of_the_new() {
             let buffer = Buffer::Direct(old.mem(0, 4096));
             old.start(Cmd::writing(2, write10(at * 8, 8), buffer));
         }
-        old.calm(&[0]);
+        // They have arrived when a later command on a fast LUN is answered.
+        old.run(Cmd::new(0, TUR)).expect_good();
         let mut new = Raw::login_as(&siege.target, 3, MultiChannel::Single);
         assert_eq!(result(&new), 1);
         new.calm(&[2]);

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::support::PATIENCE;
+use crate::support::iu::{Cmd, TUR};
 use crate::support::perf::Perf;
 use crate::support::raw::Raw;
 use crate::support::site::{Setup, Site};
@@ -39,10 +40,10 @@ fn under_load_it_ends_whole_and_the_initiator_gets_a_clean_error() {
 fn a_command_already_begun_is_answered_first() {
     let site = Site::new();
     let mut target = Target::start(&site, &Setup::slow(1000));
-    let mut raw = Raw::ready(&target, &[2]);
+    let mut raw = Raw::ready(&target, &[0, 2]);
     raw.start(raw.reading(2, 0, 8));
     // The command must have arrived: a later one on another LUN is answered.
-    raw.calm(&[0]);
+    raw.run(Cmd::new(0, TUR)).expect_good();
     target.terminate();
     target.wait_log("shutting down");
     raw.rsp().expect_good();
@@ -54,9 +55,9 @@ fn a_command_already_begun_is_answered_first() {
 fn a_command_slower_than_the_grace_is_not_waited_for() {
     let site = Site::new();
     let mut target = Target::start(&site, &Setup::slow(6000));
-    let mut raw = Raw::ready(&target, &[0]);
+    let mut raw = Raw::ready(&target, &[0, 2]);
     raw.start(raw.reading(2, 0, 8));
-    raw.calm(&[0]);
+    raw.run(Cmd::new(0, TUR)).expect_good();
     target.terminate();
     target.wait_log("shutting down");
     raw.expect_cut();
@@ -67,10 +68,10 @@ fn a_command_slower_than_the_grace_is_not_waited_for() {
 fn a_second_sigterm_waits_for_no_command() {
     let site = Site::new();
     let mut target = Target::start(&site, &Setup::slow(1900));
-    let mut raw = Raw::ready(&target, &[0]);
+    let mut raw = Raw::ready(&target, &[0, 2]);
     let begun = Instant::now();
     raw.start(raw.reading(2, 0, 8));
-    raw.calm(&[0]);
+    raw.run(Cmd::new(0, TUR)).expect_good();
     target.terminate();
     target.wait_log("shutting down");
     target.terminate();
@@ -86,9 +87,9 @@ fn a_second_sigterm_waits_for_no_command() {
 fn nobody_can_log_in_once_it_has_begun() {
     let site = Site::new();
     let mut target = Target::start(&site, &Setup::slow(1900));
-    let mut raw = Raw::ready(&target, &[0]);
+    let mut raw = Raw::ready(&target, &[0, 2]);
     raw.start(raw.reading(2, 0, 8));
-    raw.calm(&[0]);
+    raw.run(Cmd::new(0, TUR)).expect_good();
     target.terminate();
     target.wait_log("shutting down");
     let ended = crate::support::perf::perf(&target, "luns");

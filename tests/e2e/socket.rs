@@ -3,15 +3,24 @@
 use std::os::fd::AsFd;
 
 use rustix::fs::SealFlags;
+use rustix::io::pwrite;
+use usurp_srp::initiator::{Format, MultiChannel, login_req};
 
 use crate::support::bystander::Siege;
 use crate::support::perf::perf_ok;
-use crate::support::plug::{Answer, Plug, REQ, Region, datagram, memfd};
+use crate::support::plug::{Answer, DREQ, Plug, REJ, REP, REQ, RTU, Region, datagram, memfd};
 use crate::support::process;
+use crate::support::raw::request;
 use crate::support::site::{Random, noise};
 
 /// Half-open connections that a target bears.
 const HALF_OPEN: usize = 64;
+
+/// A request that SRP accepts, without memory.
+fn login_request(guid: u64) -> Vec<u8> {
+    let login = login_req(Format::IbCm64, &request(guid, MultiChannel::Single));
+    datagram(REQ, &login, &[])
+}
 
 /// Each of these datagrams as the first one ends the connection.
 fn hangs_up(datagrams: &[Vec<u8>]) {
@@ -97,7 +106,7 @@ fn half_open_connections_are_bounded_and_others_get_in_afterwards() {
     loop {
         // The target may hear of the new one before it hears of the one that left.
         let answer = Plug::ask(&siege.target.socket, &datagram(REQ, &[0xff; 64], &[]), &[]);
-        if matches!(answer, Answer::Datagram(3, _)) {
+        if matches!(answer, Answer::Datagram(REJ, _)) {
             break;
         }
     }
@@ -116,9 +125,7 @@ fn a_connection_that_says_nothing_is_hung_up_on_after_a_while() {
 fn an_initiator_that_vanishes_at_any_point_of_the_login_leaves_nothing_behind() {
     let siege = Siege::new();
     let before = process::fd_count(&siege.target.child);
-    let login = crate::support::raw::request(5, usurp_srp::initiator::MultiChannel::Single);
-    let login = usurp_srp::initiator::login_req(usurp_srp::initiator::Format::IbCm64, &login);
-    let request = datagram(REQ, &login, &[]);
+    let request = login_request(5);
     for round in 0..50 {
         let plug = Plug::connect(&siege.target.socket);
         if round % 3 > 0 {
@@ -126,7 +133,7 @@ fn an_initiator_that_vanishes_at_any_point_of_the_login_leaves_nothing_behind() 
         }
         if round % 3 > 1 {
             // The target waits for our confirmation, which never comes.
-            assert!(matches!(plug.answer(), Answer::Datagram(2, _)));
+            assert!(matches!(plug.answer(), Answer::Datagram(REP, _)));
         }
     }
     perf_ok(&siege.target, "luns");
@@ -142,15 +149,46 @@ fn an_initiator_that_vanishes_at_any_point_of_the_login_leaves_nothing_behind() 
 #[test]
 fn messages_out_of_order_end_a_login_but_nobody_else() {
     let siege = Siege::new();
-    let login = crate::support::raw::request(6, usurp_srp::initiator::MultiChannel::Single);
-    let login = usurp_srp::initiator::login_req(usurp_srp::initiator::Format::IbCm64, &login);
-    let request = datagram(REQ, &login, &[]);
+    let request = login_request(6);
     for kind in [REQ, 2, 3, 4, 7, 99] {
         let plug = Plug::connect(&siege.target.socket);
         plug.send(&request, &[]);
-        assert!(matches!(plug.answer(), Answer::Datagram(2, _)));
-        plug.send(&datagram(kind, &login, &[]), &[]);
+        assert!(matches!(plug.answer(), Answer::Datagram(REP, _)));
+        plug.send(&datagram(kind, &[0; 64], &[]), &[]);
         assert_eq!(plug.answer(), Answer::End, "kind {kind}");
+    }
+    siege.end();
+}
+
+/// Logs in, writes these bytes at this offset of the shared rings, and waits to be cut off.
+fn spoil(siege: &Siege, guid: u64, offset: u64, bytes: &[u8]) {
+    let plug = Plug::connect(&siege.target.socket);
+    plug.send(&login_request(guid), &[]);
+    let rings = plug.accepted();
+    plug.send(&datagram(RTU, &[], &[]), &[]);
+    assert_eq!(pwrite(&rings, bytes, offset).expect("it may be written"), bytes.len());
+    let answer = plug.answer();
+    assert!(matches!(answer, Answer::Datagram(DREQ, _) | Answer::End), "{answer:?}");
+}
+
+#[test]
+fn random_bytes_in_the_rings_cut_off() {
+    let siege = Siege::new();
+    let mut random = Random(0x416);
+    for guid in 0..30 {
+        // Both rings and all that lies before them.
+        spoil(&siege, guid, 0, &noise(4096 + (128 << 10), random.next()));
+    }
+    siege.end();
+}
+
+#[test]
+fn records_that_cannot_be_in_the_ring_cut_off() {
+    let siege = Siege::new();
+    // The word at offset 16 of the first unit says what lies there. None of these can: 1 is a
+    // record, but none of this length.
+    for (guid, word) in [1u64, 3, 0xffff_ffff, 1 << 31, 0xdead_beef].into_iter().enumerate() {
+        spoil(&siege, guid as u64, 4096 + 16, &(word | 0xffff_ffff << 32).to_le_bytes());
     }
     siege.end();
 }

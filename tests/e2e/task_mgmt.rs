@@ -21,16 +21,33 @@ const ABORT_TASK: u8 = 0x01;
 /// LOGICAL UNIT RESET.
 const LUN_RESET: u8 = 0x08;
 
+/// Slow commands of a channel at a time.
+const SLOTS: u32 = 12;
+
 /// A client with two channels, ready for the slow LUN 2 and LUN 0.
-fn ready_client(siege: &Siege, slots: u32) -> ShmClient {
-    let mut client = client(&siege.target.socket, 2, slots);
+fn ready_client(siege: &Siege) -> ShmClient {
+    let mut client = client(&siege.target.socket, 2, SLOTS + 1);
     client.wait_ready(2).expect("the LUN is there");
     client.wait_ready(0).expect("the LUN is there");
     client
 }
 
-/// Ends every command of a reset LU that was not answered before the reset.
+/// Starts reads of LUN 2 on every channel, and returns when they have arrived: a later command on a
+/// fast LUN is answered.
+fn fill_slow(client: &mut ShmClient) -> Vec<SlotId> {
+    let slots = fill(client, SLOTS, |at| read8(2, at));
+    for channel in 0..client.channels() {
+        client.exec(channel, 0, &cdb::test_unit_ready(), Xfer::None).expect("an answer");
+    }
+    slots
+}
+
+/// Ends every command of a reset LU that was not answered before the reset. Answers on other
+/// channels than that of the reset may be here and not be looked at yet.
 fn forget(client: &mut ShmClient, slots: Vec<SlotId>) {
+    let mut out = Outcomes::default();
+    let now = client.now();
+    while client.poll(now, &mut out).expect("the target is there") > 0 {}
     for slot in slots {
         client.forget(slot);
         client.release(slot);
@@ -40,8 +57,8 @@ fn forget(client: &mut ShmClient, slots: Vec<SlotId>) {
 #[test]
 fn aborted_commands_are_not_answered_and_the_channel_goes_on() {
     let siege = Siege::with(&Setup::slow(400));
-    let mut client = ready_client(&siege, 16);
-    let slots = fill(&mut client, |at| read8(2, at));
+    let mut client = ready_client(&siege);
+    let slots = fill_slow(&mut client);
     for slot in &slots {
         if !client.is_idle(*slot) {
             assert_eq!(client.abort_task(*slot, 2).expect("an answer"), RspCode::COMPLETE);
@@ -128,8 +145,8 @@ fn aborts_in_a_full_window_give_all_credit_back() {
 #[test]
 fn a_reset_ends_the_commands_of_all_channels() {
     let siege = Siege::with(&Setup::slow(400));
-    let mut client = ready_client(&siege, 16);
-    let slots = fill(&mut client, |at| read8(2, at));
+    let mut client = ready_client(&siege);
+    let slots = fill_slow(&mut client);
     assert_eq!(client.lun_reset(2).expect("an answer"), RspCode::COMPLETE);
     forget(&mut client, slots);
     assert_eq!(client.in_flight(), 0);
@@ -232,10 +249,10 @@ fn resets_under_a_load_of_another_lun_disturb_nobody() {
     let Some(siege) = two_reactors(1) else { return };
     let words = "run --verify --lun 0 --channels 4 --rw randrw --size 48MiB --range 8MiB";
     let load = Perf::start(&siege.target, words);
-    let mut client = client(&siege.target.socket, 2, 8);
+    let mut client = client(&siege.target.socket, 2, SLOTS + 1);
     for _ in 0..200 {
         client.exec(0, 2, &cdb::test_unit_ready(), Xfer::None).expect("an answer");
-        let slots = fill(&mut client, |at| read8(2, at));
+        let slots = fill_slow(&mut client);
         assert_eq!(client.lun_reset(2).expect("an answer"), RspCode::COMPLETE);
         forget(&mut client, slots);
     }

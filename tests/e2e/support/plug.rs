@@ -1,7 +1,7 @@
 //! The target's Unix socket, by hand: datagrams as bytes and any file descriptors, after the layout
 //! in the fabric's `wire.rs`. Shares no code with it.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -10,14 +10,22 @@ use std::time::Instant;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use super::{PATIENCE, process};
 
 /// Kinds of datagrams.
 pub const REQ: u8 = 1;
+/// The login is accepted.
+pub const REP: u8 = 2;
+/// SRP says no.
+pub const REJ: u8 = 3;
+/// Confirms an acceptance.
+pub const RTU: u8 = 5;
+/// Asks to disconnect.
+pub const DREQ: u8 = 6;
 /// The fabric says no.
 pub const REFUSED: u8 = 4;
 
@@ -132,6 +140,24 @@ impl Plug {
             }
             Err(why) => panic!("recv: {why}"),
         }
+    }
+
+    /// Waits for the acceptance of a login; gives the file of both rings.
+    pub fn accepted(&self) -> OwnedFd {
+        assert!(process::wait_readable(&self.0, PATIENCE), "the target does not answer");
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut bytes = [0u8; 1024];
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let got = rustix::net::recvmsg(&self.0, &mut into, &mut control, flags);
+        assert!(got.expect("a datagram").bytes > 16, "a datagram has a header");
+        assert_eq!(bytes[6], REP, "not an acceptance");
+        let rights = control.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+            _ => None,
+        });
+        rights.expect("an acceptance carries a file")
     }
 
     /// Sends one datagram and gives the answer.

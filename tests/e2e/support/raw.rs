@@ -358,12 +358,6 @@ impl Raw {
         self.run(Cmd::new(0, iu::TUR)).expect_good();
     }
 
-    /// Whether the target has cut us off by now.
-    pub fn is_cut(&mut self) -> bool {
-        self.poll();
-        self.stash.contains(&Got::Cut)
-    }
-
     /// What has come and was not asked for.
     pub fn peek(&mut self) -> Option<Got> {
         self.poll();
