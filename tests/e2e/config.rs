@@ -71,6 +71,6 @@ fn run_in_a_missing_folder_says_so() {
     let site = Site::new();
     let yaml = Setup::ram().yaml(&site.near("no/such/folder/s"));
     let refused = Target::try_start(&site, &yaml).err().expect("it ends");
-    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.text.contains("no/such/folder does not exist"), "{refused:?}");
 }
