@@ -25,6 +25,7 @@ missing_for_verbs() {
     command -v cmake >/dev/null || echo cmake
     command -v pkg-config >/dev/null || echo pkg-config
     any '/usr/include/infiniband/verbs.h' || echo libibverbs-dev
+    any '/usr/include/rdma/rdma_cma.h' || echo librdmacm-dev
     any '/usr/include/libnl3/netlink/route/link.h' || echo libnl-route-3-dev
     if [ -z "${LIBCLANG_PATH:-}" ]; then
         { any '/usr/lib/llvm-*/lib/libclang.so*' '/usr/lib/*/libclang-[0-9]*.so*' \

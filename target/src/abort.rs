@@ -72,8 +72,10 @@ pub struct Tmfs {
     in_use: usize,
     /// Serial for the next one.
     serial: u32,
-    /// Other reactors' requests.
+    /// Other reactors' requests: at most one for each of their slots.
     pub foreign: Vec<Foreign>,
+    /// A request had to wait because no slot was free.
+    pub refused: bool,
 }
 
 impl Tmfs {
@@ -85,6 +87,7 @@ impl Tmfs {
             in_use: 0,
             serial: 0,
             foreign: Vec::with_capacity(TMF_SLOTS * reactors),
+            refused: false,
         }
     }
 
@@ -107,6 +110,16 @@ impl Tmfs {
         self.slots[at] = Some(tmf);
         self.in_use += 1;
         at
+    }
+
+    /// Another reactor's request. A slot of its table that is used anew has dropped its earlier
+    /// request.
+    pub fn begin_foreign(&mut self, tmf: TmfRef, lu: u16) {
+        let same = |f: &&mut Foreign| f.tmf.reactor == tmf.reactor && f.tmf.slot == tmf.slot;
+        match self.foreign.iter_mut().find(same) {
+            Some(old) => *old = Foreign { tmf, lu },
+            None => self.foreign.push(Foreign { tmf, lu }),
+        }
     }
 
     /// Ends one.

@@ -79,9 +79,9 @@ impl<F: Fabric> Path<F> {
         }
         let posted = channel.flush(&mut self.fabric);
         self.conns[at] = Some(channel);
-        self.tell_control(ToControl::Adopted { conn });
-        if let Err(why) = posted {
-            self.fail(at, why, 0);
+        match posted {
+            Ok(()) => self.tell_control(ToControl::Adopted { conn }),
+            Err(why) => self.fail(at, why, 0),
         }
     }
 
@@ -125,17 +125,12 @@ impl<F: Fabric> Path<F> {
     /// What the fabric refused to post will never complete: it counts as flushed.
     pub(crate) fn flush_unposted(&mut self, at: usize) {
         let Some(conn) = self.conns[at].as_mut() else { return };
-        conn.repost.clear();
+        for wr in conn.repost.drain(..) {
+            conn.recv.take_back(u32::from(crate::wrid::WrId::unpack(wr.wr_id).slot));
+        }
         let mut unposted = std::mem::take(&mut conn.sends);
         for wr in unposted.drain(..).filter(|wr| wr.signaled) {
-            let conn = self.conns[at].as_mut().expect("nothing releases it here");
-            let done = Completion {
-                qp: conn.qp(),
-                wr_id: wr.wr_id,
-                status: WcStatus::Flushed,
-                byte_len: 0,
-            };
-            self.on_completion(done, 0);
+            self.conns[at].as_mut().expect("nothing releases it here").lost.push(wr.wr_id);
         }
         if let Some(conn) = self.conns[at].as_mut() {
             assert!(conn.sends.is_empty(), "a channel in error posts nothing");
@@ -161,12 +156,18 @@ impl<F: Fabric> Path<F> {
 
     /// A channel is quiet: its memory goes back to the control thread.
     pub(crate) fn release(&mut self, at: usize) {
+        let qp = self.conns[at].as_ref().expect("a closing channel is there").qp();
+        let endpoint = self.fabric.release(qp);
+        let lost = std::mem::take(&mut self.conns[at].as_mut().expect("it is there").lost);
+        for wr_id in &lost {
+            let done = Completion { qp, wr_id: *wr_id, status: WcStatus::Flushed, byte_len: 0 };
+            self.on_completion(done, 0);
+        }
         let mut channel = self.conns[at].take().expect("a closing channel is there");
         self.closing -= 1;
         channel.srp.advance(ChannelState::Disconnected);
         assert!(channel.srp.is_whole(), "a channel ends with an ioctx in use");
         assert!(channel.sq_free == channel.sq_rdma, "send-queue slots are missing at the end");
-        let endpoint = self.fabric.release(channel.qp());
         channel.qp = None;
         self.sh.leave_nexus(channel.nexus_at);
         self.tell_control(ToControl::Closed { conn: channel.conn, endpoint, channel });

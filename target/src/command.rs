@@ -73,6 +73,8 @@ impl Ctx<'_> {
         if self.sh.can_start() {
             self.start(id);
         } else {
+            // Task management must find it while it waits.
+            self.conn.ioctxs[usize::from(id)].lu = self.lu_of(cmd.lun).unwrap_or(NO_LU);
             self.wait(id, Resume::Start);
         }
     }

@@ -141,6 +141,9 @@ pub struct Conn {
     pub dirty: bool,
     /// Being brought down.
     pub closing: Option<Closing>,
+    /// Signalled requests that the fabric did not take: they count as flushed once the queue pair
+    /// is gone.
+    pub lost: Vec<u64>,
     /// Arena of the rings, kept for registration.
     pub iu_arena: Arc<Arena>,
 }
@@ -200,6 +203,7 @@ impl Conn {
             in_bdev: 0,
             dirty: false,
             closing: None,
+            lost: Vec::with_capacity(shape.send_queue() as usize),
             iu_arena,
         })
     }
@@ -284,9 +288,8 @@ impl Conn {
     /// Whether nothing of the channel is with the fabric or a bdev any more, so that it may be
     /// released.
     pub fn is_quiet(&self) -> bool {
-        self.sends_out == 0
+        self.sends_out == self.lost.len() as u32
             && self.in_bdev == 0
             && self.recv.lent() == self.repost.len() as u32
-            && self.srp.in_use() == 0
     }
 }

@@ -13,7 +13,7 @@
 //! when the old ones have ended and no bdev works for them any more, so that no write of theirs can
 //! land after a newer one.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError};
@@ -174,7 +174,7 @@ pub struct Control<C: Cm> {
     cm: C,
     config: ControlConfig,
     reactors: Vec<ReactorState<C::Endpoint>>,
-    conns: HashMap<ConnId, Entry>,
+    conns: BTreeMap<ConnId, Entry>,
     nexuses: HashMap<NexusKey, Nexus>,
     next_nexus: u32,
     fenced: VecDeque<Fenced>,
@@ -207,7 +207,7 @@ where
             cm,
             config,
             reactors,
-            conns: HashMap::new(),
+            conns: BTreeMap::new(),
             nexuses: HashMap::new(),
             next_nexus: 0,
             fenced: VecDeque::new(),
@@ -327,6 +327,13 @@ where
         if login.login.action() == MultiChannel::Single {
             let old = self.nexuses.get(&login.key).map_or(Vec::new(), |n| n.conns.clone());
             login.terminated = !old.is_empty();
+            while let Some(i) = self.fenced.iter().position(|f| f.key == login.key) {
+                let f = self.fenced.remove(i).expect("position found it");
+                let why = "replaced by a newer login of the same initiator";
+                let rejected = LoginRejected::new(RejectReason::Unspecified, why, f.login.tag());
+                self.reject(f.conn, &f.peer, &rejected);
+                login.terminated = true;
+            }
             for conn in old {
                 info!(conn = conn.0, "replaced by a new login of the same initiator");
                 self.close(conn, false);

@@ -26,7 +26,7 @@ use usurp_reactor::turn::{Mailbox, Work};
 use usurp_srp::target::{ChannelState, CutReason, Received};
 use usurp_srp::wire::Opcode;
 
-use crate::abort::{self, Tmfs};
+use crate::abort::Tmfs;
 use crate::command::{Ctx, token_parts};
 use crate::conn::Conn;
 use crate::control::ControlSender;
@@ -189,7 +189,9 @@ impl<F: Fabric> Path<F> {
             }
             Kind::Rsp => {
                 conn.sends_out -= 1;
-                Ctx { conn, sh: &mut self.sh }.on_rsp_sent(wr.slot);
+                let mut ctx = Ctx { conn, sh: &mut self.sh };
+                ctx.on_rsp_sent(wr.slot);
+                ctx.retry_sq();
                 self.commands += 1;
                 self.offer_held(at, now);
             }
@@ -273,6 +275,7 @@ impl<F: Fabric> Path<F> {
         let conn = self.conns[at].as_mut().expect("the channel is there");
         let iu = &conn.recv.bytes(u32::from(slot))[..len as usize];
         if !room && iu.first() == Some(&Opcode::TSK_MGMT.0) {
+            self.tmfs.refused = true;
             return false;
         }
         let received = conn.srp.on_iu(iu);
@@ -344,6 +347,11 @@ impl<F: Fabric> Path<F> {
     pub(crate) fn flush_channel(&mut self, at: usize, now: Nanos) {
         let Some(conn) = self.conns[at].as_mut() else { return };
         conn.dirty = false;
+        if !conn.held.is_empty() {
+            // An ioctx may have become free without a response, or a slot for task management.
+            self.offer_held(at, now);
+        }
+        let Some(conn) = self.conns[at].as_mut() else { return };
         conn.push_cred_req();
         if let Err(why) = conn.flush(&mut self.fabric) {
             self.fail(at, why, now);
@@ -387,7 +395,7 @@ where
             }
             ToReactor::Abort { tmf, lu, scope } => {
                 self.abort_scope(lu, scope);
-                self.tmfs.foreign.push(abort::Foreign { tmf, lu });
+                self.tmfs.begin_foreign(tmf, lu);
             }
             ToReactor::AbortDone { tmf, from } => self.tmfs.heard(tmf, from),
             ToReactor::Stopped { lu, stopped } => {
@@ -410,7 +418,7 @@ where
         if self.sh.freed && !self.sh.waiting.is_empty() {
             self.retry_waiting();
         }
-        if !self.tmfs.is_idle() {
+        if !self.tmfs.is_idle() || self.tmfs.refused {
             self.step_tmfs();
         }
         if self.sh.stop_changed {

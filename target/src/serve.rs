@@ -631,8 +631,10 @@ fn how_to_log_in(config: &Config, cm: &AnyCm) -> String {
                     lines.push("           no RDMA port has an address yet".to_owned());
                 }
                 for (addr, device) in found {
-                    lines.push(format!("  try      echo {ids},dest={addr} > \
-                        /sys/class/infiniband_srp/srp-DEVICE-PORT/add_target  ({device} here)"));
+                    lines.push(format!(
+                        "  try      echo {ids},dest={addr} > \
+                        /sys/class/infiniband_srp/srp-DEVICE-PORT/add_target  ({device} here)"
+                    ));
                 }
             }
         }

@@ -80,7 +80,20 @@ impl<F: Fabric> Path<F> {
                 self.answer_tmf(usize::from(tmf.channel), tmf.ioctx, RspCode::COMPLETE);
             }
         }
+        if self.tmfs.refused && self.tmfs.has_room() {
+            self.tmfs.refused = false;
+            self.offer_all_held();
+        }
         self.answer_foreign();
+    }
+
+    /// Channels whose IUs wait are looked at again when they are flushed.
+    fn offer_all_held(&mut self) {
+        for at in 0..self.conns.len() {
+            if self.conns[at].as_ref().is_some_and(|c| !c.held.is_empty()) {
+                self.mark_dirty(at);
+            }
+        }
     }
 
     /// Whether everything a function waits for on this reactor is gone.
@@ -104,7 +117,8 @@ impl<F: Fabric> Path<F> {
             let clear = self.sh.lus[usize::from(foreign.lu)].aborting == 0;
             let to = &self.reactors[usize::from(foreign.tmf.reactor.0)];
             let from = self.id;
-            if clear && to.try_send(ToReactor::AbortDone { tmf: foreign.tmf, from }).is_ok() {
+            let done = ToReactor::AbortDone { tmf: foreign.tmf, from };
+            if clear && (to.try_send(done).is_ok() || to.is_gone()) {
                 self.tmfs.foreign.swap_remove(i);
             } else {
                 i += 1;

@@ -48,7 +48,7 @@ fn count(counter: &AtomicU64, what: &str) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(&ALLOCATIONS, "allocation");
-        // SAFETY: the caller keeps `alloc`'s contract (layout of non-zero size), passed on as it is.
+        // SAFETY: the caller keeps `alloc`'s contract (a layout of non-zero size), passed on.
         unsafe { System.alloc(layout) }
     }
 

@@ -99,6 +99,8 @@ pub struct Profile {
     pub hosts: Vec<HostProfile>,
     /// IUs that a hostile host sends; 0 = there is none.
     pub hostile: u32,
+    /// Mails that the control thread's queue holds.
+    pub control_mails: usize,
     /// The network.
     pub net: NetConfig,
     /// The target is told to stop while all hosts are busy.
@@ -142,6 +144,7 @@ impl Profile {
             disks: (0..rng.range(1, 3)).map(|_| disk(rng, wild)).collect(),
             hosts,
             hostile: if wild && rng.chance(400_000) { rng.range(20, 1_000) as u32 } else { 0 },
+            control_mails: rng.pick(&[1, 3, 256]),
             net: net(rng, wild),
             stop_early: wild && rng.chance(200_000),
             grace_ns: rng.pick(&[0, 100_000, 5_000_000, 100_000_000]),
@@ -202,6 +205,7 @@ fn host(rng: &mut Rng, wild: bool, credits: usize) -> HostProfile {
         relogin: if gap("relogin") { 0 } else { some(6_000) },
         drop: if gap("drop") { 0 } else { some(6_000) },
         logout: if gap("logout") { 0 } else { some(3_000) },
+        impatient: if gap("impatient") { 0 } else { some(200_000) },
     };
     HostProfile {
         channels: rng.range(1, 4) as usize,

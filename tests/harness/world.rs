@@ -32,7 +32,7 @@ use usurp_target::path::{Path, PathConfig};
 use usurp_target::shared::{LuSlot, Shared as PathShared};
 
 use crate::bdev::Disk;
-use crate::host::{Env, Host, HostConfig, View};
+use crate::host::{Env, Host, HostConfig, Resets, View};
 use crate::hostile::Hostile;
 use crate::model::Model;
 use crate::net::{Net, Shared, SimCm, SimEndpoint, SimFabric};
@@ -41,10 +41,10 @@ use crate::rng::Rng;
 
 /// How long a command or task management function may take: far more than the slowest leg and disk.
 const ANSWER_NS: Nanos = 400_000_000;
-/// How long a login may wait for older channels.
-const FENCE_NS: Nanos = 2_000_000_000;
+/// How long a login may wait for older channels. As in the product less than `ESTABLISH_NS`.
+const FENCE_NS: Nanos = 300_000_000;
 /// How long a login may stay without the initiator's reaction.
-const ESTABLISH_NS: Nanos = 50_000_000;
+const ESTABLISH_NS: Nanos = 900_000_000;
 /// How long any phase may take, in virtual time.
 const PHASE_NS: Nanos = 20_000_000_000;
 /// How long the target may take to stop, beside its grace time.
@@ -86,7 +86,7 @@ pub struct World {
     hosts: Vec<Host>,
     hostile: Option<Hostile>,
     model: Model,
-    resets: Vec<u64>,
+    resets: Vec<Resets>,
     answered: u64,
     media: Vec<Medium>,
 }
@@ -129,7 +129,7 @@ impl World {
         let victim = open_disk(media.len(), &own, &mut Model::new(), &mut rng, &clock);
         let mut all: Vec<Arc<dyn Bdev>> = media.iter().map(|m| m.bdev.clone()).collect();
         all.push(victim.bdev);
-        let (sender, mails) = ControlSender::new(256, Arc::new(|| ()));
+        let (sender, mails) = ControlSender::new(profile.control_mails, Arc::new(|| ()));
         let boxes: Vec<_> = (0..profile.reactors).map(|_| mailbox(512)).collect();
         let (mailboxes, inboxes): (Vec<_>, Vec<_>) = boxes.into_iter().unzip();
         let mut reactors = Vec::new();
@@ -153,7 +153,7 @@ impl World {
             reactors,
             hosts: Vec::new(),
             hostile: None,
-            resets: vec![0; media.len()],
+            resets: vec![Resets::default(); media.len()],
             model,
             answered: 0,
             media,
@@ -396,7 +396,8 @@ fn open_disk(
             let (read, write) = (rng.range(1, 200), rng.range(1, 200));
             let yaml = format!(
                 "- {base}\n\
-                 - {{ name: s{at}, delay: {{ base: d{at}, read_us: {read}, write_us: {write} }} }}\n\
+                 - name: s{at}\n  \
+                   delay: {{ base: d{at}, read_us: {read}, write_us: {write} }}\n\
                  - {{ name: e{at}, error: {{ base: s{at}, every: {every}, status: medium }} }}\n"
             );
             open_one(&yaml).expect("a stack of filters opens")
@@ -449,7 +450,11 @@ fn control_config(profile: &Profile, disks: usize) -> ControlConfig {
     let entry =
         |lun: usize, lu: usize| LunEntry { lun: lun as u16, lu: lu as u16, read_only: false };
     let all = LunMap::new((0..disks).map(|at| entry(at, at)).collect());
-    let own = LunMap::new(vec![entry(0, disks)]);
+    let all = Arc::new(all);
+    let own = Arc::new(LunMap::new(vec![entry(0, disks)]));
+    let known = |at: usize| HostRule { host: HostMatch::Port(port(at)), luns: all.clone() };
+    let mut hosts: Vec<HostRule> = (0..profile.hosts.len()).map(known).collect();
+    hosts.push(HostRule { host: HostMatch::Any, luns: own });
     let mut policy = Policy::new(target_port());
     policy.max_it_iu_len = profile.shape.it_iu_max;
     policy.max_ti_iu_len = profile.shape.ti_iu_max;
@@ -459,10 +464,8 @@ fn control_config(profile: &Profile, disks: usize) -> ControlConfig {
         shape: profile.shape,
         channels_per_reactor: profile.channels_per_reactor,
         channels_per_nexus: 8,
-        hosts: vec![
-            HostRule { host: HostMatch::Any, luns: Arc::new(all) },
-            HostRule { host: HostMatch::Port(port(1000)), luns: Arc::new(own) },
-        ],
+        // Whoever is not known is the hostile host, which changes its name at times.
+        hosts,
         fence_ns: FENCE_NS,
         establish_ns: ESTABLISH_NS,
     }

@@ -4,7 +4,7 @@
 //! only shrink. After shrinking something run with `USURP_TIDY=write` to write the ledger anew.
 //!
 //! ```text
-//!   every .rs file ──> header? lengths? banned words? unsafe where it may be?  ──> one list of faults
+//!   every .rs file ──> header? lengths? banned words? unsafe where it may? ──> list of faults
 //!   the checkout   ──> cargo's litter in target/? top-level names? registries?
 //! ```
 
@@ -187,10 +187,10 @@ fn lengths_only_shrink() {
     let over = excess();
     if std::env::var("USURP_TIDY").is_ok_and(|v| v == "write") {
         let mut text = String::from(
-            "# What is over a length limit of docs/style.md, and how long it is: files without their \
-             tests\n# (600 lines), functions (70 lines), how many lines of a file are over 100 \
-             characters.\n# A number may shrink, never grow. USURP_TIDY=write cargo tidy writes it \
-             anew.\n",
+            "# What is over a length limit of docs/style.md, and how long it is: files without \
+             their tests\n# (600 lines), functions (70 lines), how many lines of a file are over \
+             100 characters.\n# A number may shrink, never grow. USURP_TIDY=write cargo tidy \
+             writes it anew.\n",
         );
         for (what, size) in &over {
             text.push_str(&format!("{what} {size}\n"));

@@ -433,8 +433,10 @@ fn listener<'a>(node: &'a Node, notes: &mut Notes<'_>) -> Option<(&'a Node, List
         }
         (None, Some(value)) => {
             let Address(address) = field("rdma_cm", value, notes)?;
-            let hint = "`run` refuses it; use `shm` until then";
-            notes.warn(value, "rdma_cm listeners are not in this version yet", hint);
+            if cfg!(not(feature = "verbs")) {
+                let hint = "`run` refuses it; build with the feature `verbs`, or use `shm`";
+                notes.warn(value, "this binary was built without RDMA", hint);
+            }
             Some((value, Listen::RdmaCm(address)))
         }
         (Some(_), Some(value)) => {

@@ -1,5 +1,5 @@
-//! Where an initiator's data lie: slots of its memory, cut into pieces as the upper layers of a real
-//! one would hand them down.
+//! Where an initiator's data lie: slots of its memory, cut into pieces as the upper layers of a
+//! real one would hand them down.
 //!
 //! ```text
 //!   slot: | gap | piece | gap | piece | ... | descriptor table (at the end) |

@@ -29,8 +29,12 @@ pub use plan::{Mix, Plan, View};
 
 use crate::model::{End, Gen, Model};
 use crate::net::{HostMemory, InitEvent, Net};
+use crate::profile::gap;
 use crate::rng::Rng;
 use buffers::Placed;
+
+/// How long a login may take.
+const PATIENCE_NS: Nanos = 10_000_000_000;
 
 /// Likelihoods of what a host does beside commands, per million of its actions.
 #[derive(Clone, Debug, Default)]
@@ -45,6 +49,8 @@ pub struct Disasters {
     pub drop: u64,
     /// I_LOGOUT.
     pub logout: u64,
+    /// Of its logins: given up early, and tried again.
+    pub impatient: u64,
 }
 
 /// How a host behaves.
@@ -98,7 +104,7 @@ struct Cmd {
     placed: Option<Placed>,
     sent_at: Nanos,
     /// Resets of its unit by anybody when it was sent.
-    resets: u64,
+    resets: Option<u64>,
     /// An ABORT TASK for it is under way.
     aborting: bool,
 }
@@ -109,6 +115,8 @@ struct Tm {
     sent_at: Nanos,
     /// Commands of the same channel that are gone once it is answered.
     victims: Vec<u64>,
+    /// Commands of other channels that are.
+    elsewhere: Vec<(usize, u64)>,
     /// The unit that it resets.
     unit: Option<usize>,
 }
@@ -125,8 +133,27 @@ struct Chan {
     repost: VecDeque<Nanos>,
     /// An I_LOGOUT was sent: nothing more is.
     logged_out: bool,
+    /// When a login without an answer is given up.
+    give_up_at: Nanos,
     /// Immediate data was granted.
     immediate: bool,
+}
+
+/// Who may have taken down commands on a unit.
+#[derive(Clone, Debug, Default)]
+pub struct Resets {
+    /// Resets by anybody, counted when they begin and when they end.
+    pub count: u64,
+    /// Links that were lost with a reset under way, which may yet be carried out.
+    pub lost: Vec<usize>,
+}
+
+impl Resets {
+    /// Something that differs from what it was before when commands may have been taken down since.
+    fn mark(&mut self, net: &Net) -> Option<u64> {
+        self.lost.retain(|link| !net.links[*link].destroyed);
+        self.lost.is_empty().then_some(self.count)
+    }
 }
 
 /// What hosts and their surroundings share.
@@ -136,7 +163,7 @@ pub struct Env<'a> {
     /// What may be on the media.
     pub model: &'a mut Model,
     /// Resets by unit, counted when they begin and when they end.
-    pub resets: &'a mut Vec<u64>,
+    pub resets: &'a mut Vec<Resets>,
     /// Commands answered by all.
     pub answered: &'a mut u64,
 }
@@ -177,6 +204,7 @@ impl Host {
             tms: Vec::new(),
             repost: VecDeque::new(),
             logged_out: false,
+            give_up_at: 0,
             immediate: false,
         };
         let host = Host {
@@ -242,7 +270,8 @@ impl Host {
                 Life::Down(at) if self.left > 0 && !self.closing => at,
                 _ => Nanos::MAX,
             };
-            next = next.min(repost).min(late).min(retry);
+            let give_up = if c.life == Life::Asking { c.give_up_at } else { Nanos::MAX };
+            next = next.min(give_up).min(repost).min(late).min(retry);
         }
         next
     }
@@ -290,10 +319,27 @@ impl Host {
         if matches!(chan.life, Life::Down(_)) {
             return 0;
         }
-        let Some(event) = env.net.init_event(chan.link) else { return 0 };
+        let Some(event) = env.net.init_event(chan.link) else {
+            if chan.life == Life::Asking && env.net.now >= chan.give_up_at {
+                // It tries again, and nobody takes the old login back.
+                env.net.vanish(chan.link, None);
+                self.down(at, env);
+                return 1;
+            }
+            return 0;
+        };
         match event {
             InitEvent::Accepted(answer) => self.accepted(at, &answer, env),
-            InitEvent::Rejected(_) | InitEvent::Lost => self.down(at, env),
+            InitEvent::Rejected(rej) => {
+                // Dead channels that nobody has missed yet may stand in the way of a further
+                // one, but never of a login that replaces them.
+                let single = chan.req.is_some_and(|req| req.req_flags & 0x03 == 0);
+                let limit = rej[4..8] == 0x0001_0006_u32.to_be_bytes();
+                let fault = single && limit && !gap("fence");
+                assert!(!fault, "host {}: a SINGLE login was refused", self.config.index);
+                self.down(at, env);
+            }
+            InitEvent::Lost => self.down(at, env),
         }
         1
     }
@@ -328,9 +374,11 @@ impl Host {
             self.orphans.extend(cmd.plan.write);
             self.free(cmd.placed, env);
         }
+        let link = self.chans[at].link;
         for tm in std::mem::take(&mut self.chans[at].tms) {
             if let Some(unit) = tm.unit {
-                env.resets[unit] += 1;
+                env.resets[unit].count += 1;
+                env.resets[unit].lost.push(link);
             }
         }
     }
@@ -366,7 +414,13 @@ impl Host {
         } else {
             (LoginFormat::RdmaCm56, Format::RdmaCm56)
         };
+        let patience = if !self.calm && self.rng.chance(self.config.disasters.impatient) {
+            self.rng.range(1_000, 500_000)
+        } else {
+            PATIENCE_NS
+        };
         let chan = &mut self.chans[at];
+        chan.give_up_at = env.net.now + patience;
         chan.link = env.net.connect(self.config.index, format, login_req(kind, &req).to_vec());
         chan.req = Some(req);
         chan.life = Life::Asking;

@@ -7,6 +7,7 @@ use super::buffers::{PIECES_MAX, Placed, Purpose, UNTOUCHED};
 use super::{Cmd, Env, Host, Life, Tm};
 use crate::model::End;
 use crate::net::Access;
+use crate::profile::gap;
 
 /// The LUN field of a small LUN: peripheral device addressing.
 fn lun_field(lun: u16) -> u64 {
@@ -104,22 +105,35 @@ impl Host {
         let tm = chan.tms.remove(position.expect("the harness knows its functions"));
         env.net.note("tm-done", user, aborted.unwrap_or(0));
         if let Some(unit) = tm.unit {
-            env.resets[unit] += 1;
+            env.resets[unit].count += 1;
         }
-        for victim in tm.victims.into_iter().chain(aborted) {
-            let chan = &mut self.chans[at];
-            let Some(position) = chan.cmds.iter().position(|c| c.user == victim) else { continue };
-            let cmd = chan.cmds.remove(position);
-            if aborted != Some(victim) {
-                let srp = chan.srp.as_mut().expect("an Up channel has its state");
-                let forgotten = srp.forget(cmd.tag);
-                assert_eq!(forgotten, Some(victim), "the harness and its channel agree");
-            }
-            if let Some(number) = cmd.plan.write {
-                env.model.end_write(number, End::Unknown);
-            }
-            self.free(cmd.placed, env);
+        for victim in tm.victims {
+            self.take_down(at, victim, true, env);
         }
+        for (other, victim) in tm.elsewhere {
+            // Its answer may have come before this one, and waits to be looked at.
+            self.receive(other, env);
+            self.take_down(other, victim, true, env);
+        }
+        if let Some(victim) = aborted {
+            self.take_down(at, victim, false, env);
+        }
+    }
+
+    /// A command is gone without an answer, and its memory is used again at once.
+    fn take_down(&mut self, at: usize, victim: u64, forget: bool, env: &mut Env<'_>) {
+        let chan = &mut self.chans[at];
+        let Some(position) = chan.cmds.iter().position(|c| c.user == victim) else { return };
+        let cmd = chan.cmds.remove(position);
+        if forget {
+            let srp = chan.srp.as_mut().expect("an Up channel has its state");
+            let forgotten = srp.forget(cmd.tag);
+            assert_eq!(forgotten, Some(victim), "the harness and its channel agree");
+        }
+        if let Some(number) = cmd.plan.write {
+            env.model.end_write(number, End::Unknown);
+        }
+        self.free(cmd.placed, env);
     }
 
     /// Answers that do not come.
@@ -144,7 +158,7 @@ impl Host {
             return 0;
         };
         let unit = self.config.views[cmd.plan.view].unit;
-        if env.resets[unit] == cmd.resets {
+        if cmd.resets.is_some() && env.resets[unit].mark(env.net) == cmd.resets {
             let text = self.describe();
             panic!("command {:#x} has no answer after {limit} ns\n{text}", cmd.user);
         }
@@ -205,7 +219,8 @@ impl Host {
         let mut iu = [0; 64];
         let Ok((_, len)) = srp.abort_task(cmd.tag, user, &mut iu) else { return false };
         cmd.aborting = true;
-        chan.tms.push(Tm { user, sent_at, victims: Vec::new(), unit: None });
+        let (victims, elsewhere) = (Vec::new(), Vec::new());
+        chan.tms.push(Tm { user, sent_at, victims, elsewhere, unit: None });
         env.net.note("abort", user, victim);
         env.net.init_send(chan.link, &iu[..len]);
         true
@@ -225,12 +240,34 @@ impl Host {
         let Ok((_, len)) = srp.start_tm(func, lun_field(lun), user, &mut iu) else {
             return false;
         };
+        let link = chan.link;
         let victims = chan.cmds.iter().filter(|c| c.plan.view == view).map(|c| c.user).collect();
-        env.resets[unit] += 1;
-        chan.tms.push(Tm { user, sent_at, victims, unit: Some(unit) });
+        let elsewhere = self.begun_elsewhere(at, view, env);
+        env.resets[unit].count += 1;
+        let unit = Some(unit);
+        self.chans[at].tms.push(Tm { user, sent_at, victims, elsewhere, unit });
         env.net.note("reset", user, func.code().into());
-        env.net.init_send(chan.link, &iu[..len]);
+        env.net.init_send(link, &iu[..len]);
         true
+    }
+
+    /// Commands of other channels on a unit that the target has begun to work on, as one can see by
+    /// what it did with their memory. A reset takes them down too: Linux uses their tags and keys
+    /// again as soon as it is answered.
+    fn begun_elsewhere(&self, at: usize, view: usize, env: &Env<'_>) -> Vec<(usize, u64)> {
+        if gap("reset-elsewhere") {
+            return Vec::new();
+        }
+        let memory = &env.net.memory[self.config.index];
+        let begun = |c: &&Cmd| {
+            let placed = c.placed.as_ref();
+            let touched = placed.is_some_and(|p| p.keys.iter().any(|k| memory.is_touched(*k)));
+            c.plan.view == view && touched
+        };
+        let others = self.chans.iter().enumerate().filter(|(other, _)| *other != at);
+        others
+            .flat_map(|(other, chan)| chan.cmds.iter().filter(begun).map(move |c| (other, c.user)))
+            .collect()
     }
 
     /// All channels die, by a goodbye or without.
@@ -312,7 +349,7 @@ impl Host {
         }
         let started = srp.start_cmd(&plan.cdb, lun, out, inn, user, &mut iu);
         let (tag, len) = started.expect("credit, slot and length were looked at first");
-        let resets = env.resets[self.config.views[plan.view].unit];
+        let resets = env.resets[self.config.views[plan.view].unit].mark(env.net);
         let sent_at = env.net.now;
         env.net.note("command", user, u64::from(plan.cdb[0]));
         if env.net.trace.prints() {

@@ -69,7 +69,15 @@ impl HostMemory {
         user: u64,
     ) -> u32 {
         let va = self.va(at);
-        self.keys.push(Key { va, len: len as u64, access, link, alive: true, user, touched: false });
+        self.keys.push(Key {
+            va,
+            len: len as u64,
+            access,
+            link,
+            alive: true,
+            user,
+            touched: false,
+        });
         self.first + self.keys.len() as u32 - 1
     }
 
