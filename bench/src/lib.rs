@@ -3,7 +3,8 @@
 //! Owns: the initiator driver ([`client`], [`sync`], [`connect`]), the engines of the commands of
 //! `usurp-perf` ([`load`], [`copy`], [`list`], [`run`]), and what they share: command line
 //! ([`args`]), CDBs and sense ([`cdb`], [`sense`]), addresses ([`pattern`]), verification
-//! ([`verify`]), reports ([`report`], [`cpu`]). Never: target code, unsafe code, threads.
+//! ([`verify`]), reports ([`report`], [`cpu`]); and `make bench` ([`matrix`]), which runs both
+//! programs and has threads only to probe the machine. Never: target code, unsafe code.
 //!
 //! ```text
 //!   usurp-perf --> connect (login) --> Client <-- sync (one command at a time) <-- list, tests
@@ -24,6 +25,7 @@ pub mod error;
 mod ideal;
 pub mod list;
 pub mod load;
+pub mod matrix;
 pub mod pattern;
 pub mod report;
 pub mod run;

@@ -148,7 +148,8 @@ impl<F: Fabric> Path<F> {
                 self.flush_channel(at, now);
             }
             let conn = self.conns[at].as_mut().expect("nothing releases it here");
-            if conn.closing.is_some_and(|c| c.errored) && conn.is_quiet() {
+            let errored = conn.closing.is_some_and(|c| c.errored);
+            if errored && conn.is_quiet() && self.fabric.is_drained(conn.qp()) {
                 self.release(at);
             }
         }

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod abort;
+mod banner;
 pub mod channels;
 pub mod cli;
 pub mod command;

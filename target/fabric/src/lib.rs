@@ -15,7 +15,8 @@
 //! ```
 //!
 //! * [`shm`]: two processes of one machine over shared memory. The embedded default, and fast.
-//! * [`verbs`] (feature `verbs`): RDMA devices; for now it lists them for `usurp doctor`.
+//! * [`verbs`] (feature `verbs`): RDMA devices, by libibverbs and librdmacm.
+//! * [`any`]: both behind one, for a target that listens by both.
 //!
 //! What the interface never does: it knows nothing of SRP, allocates nothing per request, and
 //! takes no lock.
@@ -30,6 +31,7 @@ use std::time::Duration;
 use usurp_reactor::Nanos;
 use usurp_reactor::mem::Arena;
 
+pub mod any;
 pub mod shm;
 #[cfg(feature = "verbs")]
 pub mod verbs;
@@ -317,6 +319,12 @@ pub trait Fabric {
     /// number is
     /// ignored.
     fn set_error(&mut self, qp: QpNum);
+
+    /// Of a queue pair in error: no request of it is being executed, nor will be, so the memory
+    /// of unsignaled ones whose completion never comes is free too. Ask this before `release`.
+    fn is_drained(&self, _qp: QpNum) -> bool {
+        true
+    }
 
     /// Destroys the queue pair. Its completions never come again, polled or not. The endpoint is
     /// to be dropped

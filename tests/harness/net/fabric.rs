@@ -153,6 +153,11 @@ impl Fabric for SimFabric {
         }
     }
 
+    fn is_drained(&self, qp: QpNum) -> bool {
+        let at = self.known(qp);
+        self.net.borrow().links[at].qp.as_ref().is_some_and(|qp| qp.sq.is_empty())
+    }
+
     fn release(&mut self, qp: QpNum) -> SimEndpoint {
         let at = self.known(qp);
         self.qps.retain(|(n, _)| *n != qp);

@@ -26,7 +26,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -112,10 +112,30 @@ pub struct Waker {
 }
 
 impl Waker {
+    /// One of its own, for another wait than a [`Listener`]'s.
+    pub(crate) fn new() -> Result<Waker, FabricError> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let fd = rustix::event::eventfd(0, flags).map_err(|e| FabricError::os("eventfd", e))?;
+        Ok(Waker { fd: Arc::new(fd) })
+    }
+
+    /// Forgets wake-ups that were asked for.
+    pub(crate) fn clear(&self) {
+        let mut counter = [0u8; 8];
+        // Nothing to forget is fine.
+        let _ = rustix::io::read(&*self.fd, &mut counter[..]);
+    }
+
     /// `next_event` returns `None` soon, now or at its next call.
     pub fn wake(&self) {
         // A full counter means that a wake-up is pending already.
         let _ = rustix::io::write(&*self.fd, &1u64.to_ne_bytes());
+    }
+}
+
+impl AsFd for Waker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }
 
@@ -149,14 +169,13 @@ impl Listener {
         }
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC);
         let epoll = epoll.map_err(|e| FabricError::os("epoll", e))?;
-        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
-        let fd = rustix::event::eventfd(0, flags).map_err(|e| FabricError::os("eventfd", e))?;
-        epoll::add(&epoll, &fd, EventData::new_u64(WAKER), EventFlags::IN)
+        let waker = Waker::new()?;
+        epoll::add(&epoll, &waker, EventData::new_u64(WAKER), EventFlags::IN)
             .map_err(|e| FabricError::os("epoll", e))?;
         Ok(Listener {
             params,
             epoll,
-            waker: Waker { fd: Arc::new(fd) },
+            waker,
             sockets: Vec::new(),
             conns: BTreeMap::new(),
             next_conn: FIRST_CONN,
@@ -184,6 +203,11 @@ impl Listener {
     /// Largest message that the rings carry; max_it_iu_len and max_ti_iu_len must not exceed it.
     pub fn message_max(&self) -> usize {
         super::ring::largest_message(self.params.ring_bytes)
+    }
+
+    /// When the first deadline of a connection is; `next_event` must be called by then.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.conns.values().filter_map(|c| c.deadline).min()
     }
 
     /// Stops listening; connections live on. Removes the socket files.
@@ -348,7 +372,7 @@ impl Listener {
 
     /// Waits once, at most until `until`; true = somebody woke us.
     fn wait(&mut self, until: Option<Instant>) -> Result<bool, FabricError> {
-        let earliest = self.conns.values().filter_map(|c| c.deadline).chain(until).min();
+        let earliest = self.next_deadline().into_iter().chain(until).min();
         let timeout = earliest.map(|at| at.saturating_duration_since(Instant::now()));
         let timeout = timeout.map(|d| rustix::time::Timespec {
             tv_sec: d.as_secs().min(1 << 20) as i64,
@@ -366,8 +390,7 @@ impl Listener {
             let data = event.data;
             match data.u64() {
                 WAKER => {
-                    let mut counter = [0u8; 8];
-                    let _ = rustix::io::read(&*self.waker.fd, &mut counter[..]);
+                    self.waker.clear();
                     woken = true;
                 }
                 id if id >= FIRST_CONN => self.on_conn(id),
@@ -416,6 +439,13 @@ fn map_regions(
         maps.push(PeerMap::new(*desc, fd, !params.allow_unsealed)?);
     }
     Ok(maps)
+}
+
+impl AsFd for Listener {
+    /// Readable when `next_event` has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
 }
 
 impl Cm for Listener {

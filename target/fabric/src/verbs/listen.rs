@@ -1,0 +1,154 @@
+//! Listening by RDMA/CM: addresses, which of this machine's belong to RDMA ports, and why one is
+//! refused.
+//!
+//! `[::]` listens for IPv4 as well, and becomes `0.0.0.0` where there is no IPv6. A wildcard listener
+//! serves every device, those that come later too.
+
+use super::rdmacm::{self, Channel, Id};
+use crate::FabricError;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+
+/// Set in the context of a listening identifier, beside its index; the context of another one is
+/// its connection's number.
+pub(super) const LISTENING: u64 = 1 << 63;
+
+/// An address of this machine that belongs to an RDMA port.
+#[derive(Clone, Eq, PartialEq, Debug)]
+pub struct RdmaAddress {
+    /// Where an initiator connects to.
+    pub addr: SocketAddr,
+    /// The device, such as `mlx5_0`.
+    pub device: String,
+}
+
+/// A listening identifier.
+pub(super) struct Listening {
+    /// Destroyed on drop, which ends the listening.
+    _id: Id,
+    /// Where it listens.
+    pub(super) addr: SocketAddr,
+}
+
+impl Listening {
+    /// Listens; events carry `index`.
+    pub(super) fn new(
+        channel: &Rc<Channel>,
+        addr: SocketAddr,
+        index: usize,
+        backlog: i32,
+    ) -> Result<Listening, FabricError> {
+        let bind = |addr| {
+            let id = Id::new(channel, LISTENING | index as u64)?;
+            id.bind(addr)?;
+            id.listen(backlog)?;
+            Ok(id)
+        };
+        match bind(addr) {
+            Ok(_id) => Ok(Listening { _id, addr }),
+            Err(e) if addr.is_ipv6() && addr.ip().is_unspecified() && no_ipv6(&e) => {
+                let addr = SocketAddr::from((Ipv4Addr::UNSPECIFIED, addr.port()));
+                let _id = bind(addr).map_err(|e| refused(addr, e))?;
+                Ok(Listening { _id, addr })
+            }
+            Err(e) => Err(refused(addr, e)),
+        }
+    }
+
+    /// Where initiators can connect to: the addresses of this machine's RDMA ports that it listens
+    /// at.
+    pub(super) fn addresses(&self, channel: &Rc<Channel>) -> Vec<RdmaAddress> {
+        let at = self.addr;
+        let both = at.is_ipv6() && at.ip().is_unspecified();
+        let mut found = Vec::new();
+        for mut addr in rdmacm::local_addresses() {
+            let fits = match at.ip() {
+                ip if ip.is_unspecified() => both || addr.is_ipv4(),
+                ip => ip == addr.ip(),
+            };
+            if !fits || addr.ip().is_loopback() || is_link_local(addr.ip()) {
+                continue;
+            }
+            addr.set_port(0);
+            // An address that no RDMA port has cannot be bound.
+            let Ok(id) = Id::new(channel, LISTENING) else { continue };
+            if id.bind(addr).is_err() {
+                continue;
+            }
+            if let Some(ctx) = id.ctx() {
+                addr.set_port(at.port());
+                found.push(RdmaAddress { addr, device: ctx.name() });
+            }
+        }
+        found
+    }
+}
+
+fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.segments()[0] & 0xffc0 == 0xfe80,
+    }
+}
+
+fn no_ipv6(e: &io::Error) -> bool {
+    let no = [libc::EADDRNOTAVAIL, libc::EAFNOSUPPORT, libc::EPROTONOSUPPORT];
+    e.raw_os_error().is_some_and(|errno| no.contains(&errno))
+}
+
+/// Why an address cannot be listened at.
+fn refused(addr: SocketAddr, e: io::Error) -> FabricError {
+    match e.raw_os_error() {
+        Some(libc::EADDRINUSE) => FabricError::InUse(format!("rdma_cm {addr}")),
+        Some(libc::ENODEV | libc::EADDRNOTAVAIL) => FabricError::Invalid(format!(
+            "rdma_cm {addr}: no RDMA port has this address (`rdma link` shows the ports, \
+             `usurp doctor` what is missing)"
+        )),
+        _ => FabricError::os(format!("rdma_cm {addr}: listening"), e),
+    }
+}
+
+/// Why there is no event channel.
+pub(super) fn no_rdma_cm(e: io::Error) -> FabricError {
+    let soft = "`sudo modprobe rdma_rxe` and `sudo rdma link add rxe0 type rxe netdev eth0` \
+                make a soft RoCE one";
+    if !std::path::Path::new("/dev/infiniband/rdma_cm").exists() {
+        return FabricError::Invalid(format!(
+            "rdma_cm listeners need /dev/infiniband/rdma_cm, which is not there: type \
+             `sudo modprobe rdma_ucm`; and they need an RDMA device: {soft}"
+        ));
+    }
+    match e.raw_os_error() {
+        Some(libc::ENODEV) => FabricError::Invalid(format!(
+            "rdma_cm listeners need an RDMA device, and this machine has none that works: load \
+             its driver; {soft}"
+        )),
+        _ => FabricError::os("/dev/infiniband/rdma_cm", e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn link_local_addresses_are_known() {
+        for text in ["fe80::1", "169.254.3.4", "febf::9"] {
+            assert!(is_link_local(text.parse().unwrap()), "{text}");
+        }
+        for text in ["fd00::1", "192.0.2.1", "2001:db8::1", "fec0::1"] {
+            assert!(!is_link_local(text.parse().unwrap()), "{text}");
+        }
+    }
+
+    #[test]
+    fn refusals_say_what_to_do() {
+        let addr: SocketAddr = "192.0.2.1:5555".parse().unwrap();
+        let text = |errno| refused(addr, io::Error::from_raw_os_error(errno)).to_string();
+        assert!(text(libc::EADDRINUSE).contains("another target is serving at rdma_cm 192.0.2.1"));
+        assert!(text(libc::ENODEV).contains("rdma link"));
+        let without = no_rdma_cm(io::Error::from_raw_os_error(libc::ENOENT)).to_string();
+        assert!(without.contains("modprobe rdma_ucm") || without.contains("/dev/infiniband"));
+    }
+}
