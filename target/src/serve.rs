@@ -146,6 +146,7 @@ struct Common {
     control: ControlSender<Endpoint>,
     transfer_max: usize,
     /// Some listener is by RDMA/CM.
+    #[cfg(feature = "verbs")]
     rdma: bool,
 }
 
@@ -174,6 +175,7 @@ pub fn run(config: &Config, options: &RunOptions) -> Result<(), ServeError> {
         mailboxes: mailboxes.clone(),
         control: sender.clone(),
         transfer_max: config.memory.transfer_bytes_max,
+        #[cfg(feature = "verbs")]
         rdma: wants_rdma(config),
     };
     let mut memory = String::new();
@@ -407,6 +409,7 @@ fn listen(config: &Config, shape: &ChannelShape, channels: usize) -> Result<AnyC
     Ok(cm)
 }
 
+#[cfg(feature = "verbs")]
 fn wants_rdma(config: &Config) -> bool {
     config.target.listen.iter().any(|l| matches!(l, Listen::RdmaCm(_)))
 }

@@ -2,8 +2,8 @@
 //! becomes of a run by it.
 //!
 //! ```text
-//!   asker (core B)   line: 1 ------> echo (core A)    one line, both ways
-//!                    line: 2 <------
+//!   asker (core B)  -- asked: n -->  echo (core A)    two lines, one each way
+//!                   <- answer: n --
 //! ```
 //! A virtual machine's CPUs may change places on the host within minutes: the round trip then takes
 //! a few hundred nanoseconds instead of some hundred, and everything that two cores do together
@@ -12,6 +12,8 @@
 //!
 //! The target goes on spinning on its core meanwhile and shares it with the echo. The median over
 //! short batches does not see that: a batch during which either side lost its core is an outlier.
+//! Where most are (a busy machine), or where the cores change places during the probe, there is no
+//! answer rather than a wrong one.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::scope;
@@ -21,11 +23,10 @@ use usurp_reactor::Nanos;
 use usurp_reactor::cpu::{Clock, pin_current};
 
 use super::MatrixError;
-use super::stats::Spread;
 
 /// Round trips between two looks at the clock.
 const BATCH: u64 = 16;
-/// Batches of a probe: 2.5 ms near, 9 ms far.
+/// Batches of a probe: 2 ms near, 8 ms far.
 const BATCHES: usize = 1000;
 /// Fewer batches are no probe.
 const BATCHES_MIN: usize = 100;
@@ -115,15 +116,21 @@ struct Line<T>(T);
 
 /// What the two threads share.
 struct Table {
-    /// Odd: asked. Even: answered.
-    ball: Line<AtomicU64>,
-    /// The echo may go home.
+    /// Number of the last question; the asker's.
+    asked: Line<AtomicU64>,
+    /// Number of the last answer; the echo's.
+    answer: Line<AtomicU64>,
+    /// The echo may go home; the asker's.
     is_over: Line<AtomicBool>,
 }
 
 /// Median round trip in nanoseconds between two cores; None on a machine too busy to tell.
 pub fn round_trip_ns(echo_core: usize, ask_core: usize) -> Result<Option<f64>, MatrixError> {
-    let table = Table { ball: Line(AtomicU64::new(0)), is_over: Line(AtomicBool::new(false)) };
+    let table = Table {
+        asked: Line(AtomicU64::new(0)),
+        answer: Line(AtomicU64::new(0)),
+        is_over: Line(AtomicBool::new(false)),
+    };
     let pin = |core| pin_current(core).map_err(|e| MatrixError::Machine(e.to_string()));
     scope(|threads| {
         let echo = threads.spawn(|| pin(echo_core).map(|()| echo(&table)));
@@ -134,18 +141,27 @@ pub fn round_trip_ns(echo_core: usize, ask_core: usize) -> Result<Option<f64>, M
         });
         let asked = ask.join().expect("the asker does not panic");
         echo.join().expect("the echo does not panic")?;
-        let times = asked?;
-        let spread = Spread::of(times.iter().copied()).filter(|_| times.len() >= BATCHES_MIN);
-        Ok(spread.map(|s| s.median))
+        Ok(typical(asked?))
     })
+}
+
+/// The median; None when there are too few batches, or when a quarter of them says otherwise.
+fn typical(mut times: Vec<f64>) -> Option<f64> {
+    if times.len() < BATCHES_MIN {
+        return None;
+    }
+    times.sort_by(f64::total_cmp);
+    let (quarter, median) = (times[times.len() / 4], times[times.len() / 2]);
+    (Placement::of(quarter) == Placement::of(median)).then_some(median)
 }
 
 /// Answers until told to stop.
 fn echo(table: &Table) {
+    let mut next = 1;
     loop {
-        let ball = table.ball.0.load(Ordering::Acquire);
-        if ball % 2 == 1 {
-            table.ball.0.store(ball + 1, Ordering::Release);
+        if table.asked.0.load(Ordering::Acquire) == next {
+            table.answer.0.store(next, Ordering::Release);
+            next += 1;
         } else if table.is_over.0.load(Ordering::Acquire) {
             return;
         }
@@ -158,13 +174,13 @@ fn ask(table: &Table) -> Vec<f64> {
     let mut times = Vec::with_capacity(BATCHES);
     let mut begun = clock.now();
     let deadline = begun + PROBE_NS_MAX;
-    let mut ball = 0;
+    let mut number = 0;
     while times.len() < BATCHES {
         for _ in 0..BATCH {
-            table.ball.0.store(ball + 1, Ordering::Release);
-            ball += 2;
+            number += 1;
+            table.asked.0.store(number, Ordering::Release);
             let mut spins = 0;
-            while table.ball.0.load(Ordering::Acquire) != ball {
+            while table.answer.0.load(Ordering::Acquire) != number {
                 spins += 1;
                 if spins % SPINS == 0 && clock.now() > deadline {
                     return times;
@@ -201,6 +217,16 @@ mod tests {
         assert_eq!(Filing::of(Some(140.0), None), Filing::Unknown);
         assert_eq!(Filing::Flipped.placement(), None);
         assert_eq!(Filing::Far.placement(), Some(Placement::Far));
+    }
+
+    #[test]
+    fn few_or_mixed_batches_give_no_answer() {
+        let times = |near: usize, far: usize| [vec![120.0; near], vec![500.0; far]].concat();
+        assert_eq!(typical(times(100, 0)), Some(120.0));
+        assert_eq!(typical(times(90, 10)), Some(120.0), "outliers do not count");
+        assert_eq!(typical(times(0, 100)), Some(500.0));
+        assert_eq!(typical(times(40, 60)), None, "the cores changed places");
+        assert_eq!(typical(times(BATCHES_MIN - 1, 0)), None);
     }
 
     #[test]

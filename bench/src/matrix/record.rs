@@ -194,7 +194,12 @@ impl Record {
         text
     }
 
-    /// Runs that count nowhere, of those that had this filing.
+    /// Runs during which something else used the cores.
+    pub fn disturbed(&self) -> usize {
+        self.runs.iter().filter(|run| run.disturbance.is_disturbed()).count()
+    }
+
+    /// Runs that were filed so.
     pub fn count(&self, filing: Filing) -> usize {
         self.runs.iter().filter(|run| run.filing == filing).count()
     }

@@ -1,6 +1,7 @@
 //! The report for people: Markdown, so that it can stand in docs/performance.md as it is, with its
 //! columns aligned, so that it can be read on a terminal too.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use super::format::{figure, rate, rate_spread, spread};
@@ -39,6 +40,14 @@ fn head(record: &Record) -> String {
             "**Not the machine of {peer}'s figures** ({theirs}): the ratios below compare CPUs too."
         );
     }
+    let disturbed = record.disturbed();
+    if disturbed * 2 > record.runs.len() {
+        let _ = writeln!(
+            text,
+            "**Not a quiet machine**: {disturbed} of {} runs were disturbed; not to be quoted.",
+            record.runs.len()
+        );
+    }
     for warning in &record.target_warnings {
         let _ = writeln!(text, "The target said: {warning}");
     }
@@ -70,17 +79,26 @@ fn path(record: &Record) -> String {
     for (at, note) in notes.iter().enumerate() {
         let _ = writeln!(text, "[{}] {note}.", at + 1);
     }
+    for job in jobs_without_row(record) {
+        let _ = writeln!(text, "No run of {job} counts.");
+    }
     let left_out = |filing, why| match record.count(filing) {
         0 => String::new(),
         count => format!("Left out: {count} of {} runs, {why}.\n", record.runs.len()),
     };
     text += &left_out(Filing::Flipped, "the cores changed places meanwhile");
     text += &left_out(Filing::Unknown, "the cores could not be probed");
-    let disturbed = record.runs.iter().filter(|run| run.disturbance.is_disturbed()).count();
+    let disturbed = record.disturbed();
     if disturbed > 0 {
         let _ = writeln!(text, "Disturbed: {disturbed} of {} runs.", record.runs.len());
     }
     text
+}
+
+/// Jobs of which every run was left out.
+fn jobs_without_row(record: &Record) -> BTreeSet<&str> {
+    let has_row = |job: &&str| record.rows.iter().any(|row| row.job == *job);
+    record.runs.iter().map(|run| run.job.as_str()).filter(|job| !has_row(job)).collect()
 }
 
 fn cells<'a>(row: &'a Row, notes: &mut Vec<&'a str>) -> Vec<String> {
@@ -263,6 +281,15 @@ mod tests {
         assert!(text.contains("Left out: 1 of 5 runs, the cores changed places"), "{text}");
         assert!(text.contains("Disturbed: 1 of 5 runs"), "{text}");
         assert!(text.contains("It spins"), "{text}");
+    }
+
+    #[test]
+    fn a_job_that_no_run_counts_for_is_named() {
+        let mut record = record();
+        record.runs.push(Run::sample(&jobs::PATH[5], 1.0, Filing::Flipped, false));
+        let text = path(&record);
+        assert!(text.contains("No run of malloc-4k-randread-128 counts."), "{text}");
+        assert_eq!(text.matches("No run of").count(), 1);
     }
 
     #[test]

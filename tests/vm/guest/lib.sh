@@ -15,6 +15,10 @@ case $NETWORK in
     *) DEVICE=${NETWORK}0 TARGET_DEVICE=${NETWORK}0 ADDRESS4=192.0.2.1 ;;
 esac
 ADDRESS6=2001:db8::1
+LISTEN="[::]:$PORT"
+# A listener of siw for any address takes only what arrives by the device, and what this guest sends to
+# itself arrives by lo.
+[ "$NETWORK" != siw ] || LISTEN=$ADDRESS4:$PORT
 RPORTS=/sys/class/srp_remote_ports
 
 # ---- results ----------------------------------------------------------------
@@ -131,7 +135,7 @@ bdevs:
 target:
   id_ext: "0x$ID_EXT"
   ioc_guid: "0x$IOC_GUID"
-  listen: [ { rdma_cm: "${LISTEN:-[::]:$PORT}" } ]
+  listen: [ { rdma_cm: "$LISTEN" } ]
   hosts:
     - ${1:-$anybody}
 YAML
@@ -233,7 +237,7 @@ add_target() {
     # dash's echo: busybox's writes again after an error, and so logs in again.
     while ! echo "$1" >"$folder/add_target"; do
         # The host of the last login is gone from sysfs a moment before ib_srp has forgotten it.
-        dmesg | tail -n 1 | grep -q 'Already connected' || return 1
+        dmesg | tail -n 5 | grep -q 'Already connected' || return 1
         tries=$((tries - 1))
         [ $tries -gt 0 ] || return 1
         usleep 100000

@@ -12,6 +12,11 @@ use libc::{c_int, c_void, sockaddr, sockaddr_storage};
 /// `RDMA_PS_TCP`: reliable connections.
 pub(super) const RDMA_PS_TCP: c_int = 0x0106;
 
+/// Option level `RDMA_OPTION_ID`.
+pub(super) const OPTION_ID: c_int = 0;
+/// Option `RDMA_OPTION_ID_AFONLY` of that level: an IPv6 address does not take IPv4.
+pub(super) const OPTION_ID_AFONLY: c_int = 2;
+
 /// What `rdma_cm_event::event` says.
 pub(super) mod event {
     pub(crate) const CONNECT_REQUEST: u32 = 4;
@@ -101,6 +106,13 @@ unsafe extern "C" {
     ) -> c_int;
     pub(super) fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int;
     pub(super) fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int;
+    pub(super) fn rdma_set_option(
+        id: *mut rdma_cm_id,
+        level: c_int,
+        name: c_int,
+        value: *mut c_void,
+        len: usize,
+    ) -> c_int;
     pub(super) fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int;
     pub(super) fn rdma_get_cm_event(
         channel: *mut rdma_event_channel,
@@ -212,6 +224,8 @@ mod tests {
             ("RDMA_CM_EVENT_ADDR_CHANGE", event::ADDR_CHANGE),
             ("RDMA_CM_EVENT_TIMEWAIT_EXIT", event::TIMEWAIT_EXIT),
             ("RDMA_PS_TCP", RDMA_PS_TCP as u32),
+            ("RDMA_OPTION_ID", OPTION_ID as u32),
+            ("RDMA_OPTION_ID_AFONLY", OPTION_ID_AFONLY as u32),
         ];
         for (name, _) in &constants {
             source.push_str(&format!("\tprintf(\"%zu\\n\", (size_t){name});\n"));

@@ -1,8 +1,9 @@
 //! Listening by RDMA/CM: addresses, which of this machine's belong to RDMA ports, and why one is
 //! refused.
 //!
-//! `[::]` listens for IPv4 as well, and becomes `0.0.0.0` where there is no IPv6. A wildcard listener
-//! serves every device, those that come later too.
+//! `[::]` means `0.0.0.0` too, by an identifier of its own: on iWARP one for both families gets IPv4
+//! peers with mapped addresses, which the kernel's rdma_cm cannot place. A wildcard listener serves
+//! every device, those that come later too.
 
 use super::rdmacm::{self, Channel, Id};
 use crate::FabricError;
@@ -23,10 +24,10 @@ pub struct RdmaAddress {
     pub device: String,
 }
 
-/// A listening identifier.
+/// A listener: its identifiers have the same index in their contexts.
 pub(super) struct Listening {
-    /// Destroyed on drop, which ends the listening.
-    _id: Id,
+    /// Two for `[::]`. Destroyed on drop, which ends the listening.
+    _ids: Vec<Id>,
     /// Where it listens.
     pub(super) addr: SocketAddr,
 }
@@ -39,21 +40,27 @@ impl Listening {
         index: usize,
         backlog: i32,
     ) -> Result<Listening, FabricError> {
-        let bind = |addr| {
+        let bind = |addr: SocketAddr| {
             let id = Id::new(channel, LISTENING | index as u64)?;
+            if addr.is_ipv6() {
+                id.ipv6_only()?;
+            }
             id.bind(addr)?;
             id.listen(backlog)?;
             Ok(id)
         };
-        match bind(addr) {
-            Ok(_id) => Ok(Listening { _id, addr }),
-            Err(e) if addr.is_ipv6() && addr.ip().is_unspecified() && no_ipv6(&e) => {
-                let addr = SocketAddr::from((Ipv4Addr::UNSPECIFIED, addr.port()));
-                let _id = bind(addr).map_err(|e| refused(addr, e))?;
-                Ok(Listening { _id, addr })
-            }
-            Err(e) => Err(refused(addr, e)),
+        if !(addr.is_ipv6() && addr.ip().is_unspecified()) {
+            let id = bind(addr).map_err(|e| refused(addr, e))?;
+            return Ok(Listening { _ids: vec![id], addr });
         }
+        let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, addr.port()));
+        let mut ids = vec![bind(v4).map_err(|e| refused(v4, e))?];
+        match bind(addr) {
+            Ok(id) => ids.push(id),
+            Err(e) if no_ipv6(&e) => return Ok(Listening { _ids: ids, addr: v4 }),
+            Err(e) => return Err(refused(addr, e)),
+        }
+        Ok(Listening { _ids: ids, addr })
     }
 
     /// Where initiators can connect to: the addresses of this machine's RDMA ports that it listens

@@ -161,6 +161,18 @@ impl Id {
         done(unsafe { ffi::rdma_bind_addr(self.raw.as_ptr(), addr.cast()) })
     }
 
+    /// An IPv6 address will not take IPv4. Before `bind`.
+    pub(super) fn ipv6_only(&self) -> io::Result<()> {
+        let mut yes: libc::c_int = 1;
+        let (level, name) = (ffi::OPTION_ID, ffi::OPTION_ID_AFONLY);
+        let value = (&raw mut yes).cast();
+        // SAFETY: the identifier lives; the option is an int, which outlives the call.
+        let rc = unsafe {
+            ffi::rdma_set_option(self.raw.as_ptr(), level, name, value, size_of::<libc::c_int>())
+        };
+        done(rc)
+    }
+
     pub(super) fn listen(&self, backlog: i32) -> io::Result<()> {
         // SAFETY: the identifier lives.
         done(unsafe { ffi::rdma_listen(self.raw.as_ptr(), backlog) })

@@ -10,6 +10,9 @@
 //!   Ring:   head ......... hw_tail ......... tail
 //!           | at the device | posted in error |        positions count up for ever
 //! ```
+//! Completions of one queue may overtake each other: siw completes a SEND when it is sent, and an
+//! earlier READ when its data has come. One stands for the unsignalled requests right before it only.
+//!
 //! A completion thus finds its queue pair without a search, one of an earlier queue pair is known
 //! by its generation even when the device has re-used the number, and what the device never
 //! completes can be completed by us once the device can no longer touch its memory.
@@ -54,13 +57,18 @@ impl Tag {
     }
 }
 
+/// To complete on success too.
+const SIGNALED: u8 = 1;
+/// Has completed, but something before it has not.
+const DONE: u8 = 2;
+
 /// What is posted to one queue, oldest first. See the module's header.
 #[derive(Debug)]
 pub(super) struct Ring {
     /// The callers' `wr_id`s; a power of two of them.
     ids: Box<[u64]>,
-    /// Whether each is to complete on success.
-    signaled: Box<[bool]>,
+    /// Of each: `SIGNALED`, `DONE`.
+    flags: Box<[u8]>,
     /// Most that may be posted.
     depth: u32,
     /// Oldest that has not completed.
@@ -75,8 +83,8 @@ impl Ring {
     pub(super) fn new(depth: u32) -> Ring {
         let size = depth.next_power_of_two() as usize;
         let ids = vec![0; size].into_boxed_slice();
-        let signaled = vec![false; size].into_boxed_slice();
-        Ring { ids, signaled, depth, head: 0, hw_tail: 0, tail: 0 }
+        let flags = vec![0; size].into_boxed_slice();
+        Ring { ids, flags, depth, head: 0, hw_tail: 0, tail: 0 }
     }
 
     #[inline]
@@ -120,7 +128,7 @@ impl Ring {
         );
         let at = self.index(self.tail);
         self.ids[at] = id;
-        self.signaled[at] = signaled;
+        self.flags[at] = if signaled { SIGNALED } else { 0 };
         self.tail = self.tail.wrapping_add(1);
     }
 
@@ -131,30 +139,44 @@ impl Ring {
         self.hw_tail = self.tail;
     }
 
-    /// A completion at `position`: the caller's `wr_id`. Whatever stood before it is done too. None
-    /// = nothing is outstanding there.
+    /// A completion at `position`: the caller's `wr_id`. The unsignalled requests right before it
+    /// are done too. None = nothing is outstanding there.
     #[inline]
     pub(super) fn complete(&mut self, position: u32) -> Option<u64> {
         let ahead = position.wrapping_sub(self.head);
-        if ahead >= self.hw_tail.wrapping_sub(self.head) {
+        let at = self.index(position);
+        if ahead >= self.hw_tail.wrapping_sub(self.head) || self.flags[at] & DONE != 0 {
             return None;
         }
-        self.head = position.wrapping_add(1);
-        Some(self.ids[self.index(position)])
+        self.flags[at] |= DONE;
+        for back in 1..=ahead {
+            let before = self.index(position.wrapping_sub(back));
+            if self.flags[before] != 0 {
+                break;
+            }
+            self.flags[before] = DONE;
+        }
+        while self.head != self.hw_tail && self.flags[self.index(self.head)] & DONE != 0 {
+            self.head = self.head.wrapping_add(1);
+        }
+        Some(self.ids[at])
     }
 
-    /// Whether the oldest is to complete on success too, and its `wr_id`; takes it out.
+    /// Takes out the oldest that has not completed: its `wr_id`, and whether it is to complete on
+    /// success too.
     pub(super) fn pop(&mut self) -> Option<(u64, bool)> {
-        if self.is_empty() {
-            return None;
+        while !self.is_empty() {
+            let at = self.index(self.head);
+            let device_has_none = self.is_drained();
+            self.head = self.head.wrapping_add(1);
+            if device_has_none {
+                self.hw_tail = self.head;
+            }
+            if self.flags[at] & DONE == 0 {
+                return Some((self.ids[at], self.flags[at] & SIGNALED != 0));
+            }
         }
-        let at = self.index(self.head);
-        let device_has_none = self.is_drained();
-        self.head = self.head.wrapping_add(1);
-        if device_has_none {
-            self.hw_tail = self.head;
-        }
-        Some((self.ids[at], self.signaled[at]))
+        None
     }
 }
 
@@ -383,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_stands_for_everything_before_it() {
+    fn a_completion_stands_for_the_unsignalled_before_it() {
         let mut ring = Ring::new(3);
         ring.push(10, false);
         ring.push(11, false);
@@ -393,6 +415,33 @@ mod tests {
         assert_eq!(ring.complete(2), Some(12));
         assert_eq!(ring.complete(2), None, "once only");
         assert!(ring.is_empty() && ring.room() == 3);
+    }
+
+    #[test]
+    fn completions_may_overtake_each_other() {
+        let mut ring = Ring::new(4);
+        for (id, signaled) in [(10, true), (11, false), (12, true), (13, true)] {
+            ring.push(id, signaled);
+        }
+        ring.posted(0);
+        assert_eq!(ring.complete(2), Some(12), "with 11");
+        assert_eq!(ring.room(), 0, "10 holds its place, and theirs");
+        assert_eq!(ring.complete(1), None);
+        assert_eq!(ring.complete(2), None);
+        assert_eq!(ring.complete(0), Some(10));
+        assert_eq!(ring.room(), 3);
+        assert_eq!(ring.complete(3), Some(13));
+        assert!(ring.is_empty());
+    }
+
+    #[test]
+    fn what_has_completed_is_not_completed_again() {
+        let mut ring = Ring::new(4);
+        (0..3).for_each(|id| ring.push(id, true));
+        ring.posted(0);
+        assert_eq!(ring.complete(1), Some(1));
+        let rest: Vec<_> = std::iter::from_fn(|| ring.pop()).collect();
+        assert_eq!(rest, [(0, true), (2, true)]);
     }
 
     #[test]

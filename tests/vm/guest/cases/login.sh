@@ -8,8 +8,8 @@ login_many() {
     while [ "$round" -le "$1" ]; do
         add_target "$(address_of)" || fail "login $round failed"
         find_disks || fail "no disks after login $round"
-        dd if="$disk" of=/dev/null bs=4k count=1 iflag=direct 2>/dev/null ||
-            fail "reading after login $round"
+        dd if="$disk" of=/dev/null bs=4k count=1 iflag=direct 2>/run/dd.err ||
+            fail "reading after login $round: $(head -n 1 /run/dd.err)"
         logout
         round=$((round + 1))
     done

@@ -2,13 +2,15 @@
 # shellcheck shell=sh
 
 # What ib_srp and sd say on the way through a reset or a reconnect.
-recovery_log='ib_srp: (failed|reconnect|REJ|rejected|connection)|srp_rport|CQE|FAST REG|RECV|SEND|LOCAL INV|INV'
+recovery_log='ib_srp: |reconnect attempt|REJ reason'
 
-# resets KIND COUNT SECONDS: sg_reset (device, target, bus, host) again and again below a load.
+# resets KIND COUNT SECONDS: sg_reset (device, target, bus, host) again and again below a load. A reset of the
+# LU aborts commands, and sg_reset's caller tells nobody: they come again after sd's timeout (30 s; here 8).
 resets() {
     allow_log "$recovery_log"
     target_up
     login
+    echo 8 >"/sys/block/${disk#/dev/}/device/timeout"
     background_load "$disk" "$3"
     sleep 1
     number=0
