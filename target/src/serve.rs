@@ -146,7 +146,6 @@ struct Common {
     control: ControlSender<Endpoint>,
     transfer_max: usize,
     /// Some listener is by RDMA/CM.
-    #[cfg(feature = "verbs")]
     rdma: bool,
 }
 
@@ -175,7 +174,6 @@ pub fn run(config: &Config, options: &RunOptions) -> Result<(), ServeError> {
         mailboxes: mailboxes.clone(),
         control: sender.clone(),
         transfer_max: config.memory.transfer_bytes_max,
-        #[cfg(feature = "verbs")]
         rdma: wants_rdma(config),
     };
     let mut memory = String::new();
@@ -409,7 +407,6 @@ fn listen(config: &Config, shape: &ChannelShape, channels: usize) -> Result<AnyC
     Ok(cm)
 }
 
-#[cfg(feature = "verbs")]
 fn wants_rdma(config: &Config) -> bool {
     config.target.listen.iter().any(|l| matches!(l, Listen::RdmaCm(_)))
 }
@@ -428,6 +425,8 @@ fn fabric(common: &Common) -> AnyFabric {
         let config = usurp_fabric::verbs::FabricConfig { max_qps, qp: queues(&common.shape) };
         return fabric.with_verbs(usurp_fabric::verbs::VerbsFabric::new(config));
     }
+    #[cfg(not(feature = "verbs"))]
+    assert!(!common.rdma, "without the feature `verbs` no RDMA listener starts");
     fabric
 }
 

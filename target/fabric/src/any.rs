@@ -152,6 +152,14 @@ impl Fabric for AnyFabric {
         of_qp!(self, qp, fabric => fabric.set_error(qp));
     }
 
+    fn is_drained(&self, qp: QpNum) -> bool {
+        #[cfg(feature = "verbs")]
+        if let Some(verbs) = self.verbs.as_ref().filter(|_| qp.0 & verbs::QP_NUM_BIT != 0) {
+            return verbs.is_drained(qp);
+        }
+        self.shm.is_drained(qp)
+    }
+
     fn release(&mut self, qp: QpNum) -> Endpoint {
         #[cfg(feature = "verbs")]
         if let Some(verbs) = self.verbs.as_mut().filter(|_| qp.0 & verbs::QP_NUM_BIT != 0) {

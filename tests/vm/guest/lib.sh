@@ -311,7 +311,7 @@ no_hosts() {
 }
 
 logout() {
-    for path in $RPORTS/port-*; do
+    for path in "$RPORTS"/port-*; do
         [ ! -e "$path/delete" ] || echo 1 >"$path/delete"
     done
     wait_for 30 no_hosts || fail "30 s after the logout the host is still there"

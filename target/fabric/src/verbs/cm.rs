@@ -13,8 +13,8 @@
 //!
 //! `Disconnected` is delivered exactly once for each connection that was requested, unless it was
 //! destroyed before. Identifiers are destroyed here only, and before their queue pair: the kernel's
-//! CM still knows the connection until then, and a queue-pair number that is used again in that time
-//! would be refused by the peer as stale. Events are acknowledged as they are read, so that no
+//! CM still knows the connection until then, and a queue-pair number that is used again in that
+//! time would be refused by the peer as stale. Events are acknowledged as they are read, so that no
 //! destruction waits for one.
 
 use super::device::{AsyncEvent, Ctx, DeviceLimits, async_name};
@@ -43,7 +43,8 @@ const CONN_MAX: u64 = (1 << 32) - 1;
 const RD_ATOMIC_MAX: u8 = 4;
 /// RNR timer code: a peer that finds no receive posted tries again after 0.64 ms, not 655 ms.
 const MIN_RNR_TIMER: u8 = 12;
-/// How long a destroyed connection's identifier waits for DREP, and its queue pair keeps its number.
+/// How long a destroyed connection's identifier waits for DREP, and its queue pair keeps its
+/// number.
 const LINGER: Duration = Duration::from_secs(2);
 /// Destroyed connections that linger at a time.
 const LINGERING_MAX: usize = 256;

@@ -212,7 +212,8 @@ impl Mr {
             access |= v::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
         }
         let addr = arena.addr() as *mut libc::c_void;
-        // SAFETY: the arena's whole mapping, kept alive by the Arc below until after deregistration.
+        // SAFETY: the arena's whole mapping, kept alive by the Arc below until after
+        // deregistration.
         let mr =
             unsafe { v::ibv_reg_mr(domain.pd.as_ptr(), addr, arena.len(), access as libc::c_int) };
         let mr = NonNull::new(mr).ok_or_else(io::Error::last_os_error)?;
@@ -253,7 +254,7 @@ impl Cq {
     pub(super) fn new(domain: &Arc<Domain>, entries: u32) -> io::Result<Arc<Cq>> {
         let ctx = domain.ctx.0.as_ptr();
         let none = std::ptr::null_mut();
-        // SAFETY: the context is open (`Ctx`); no event channel, completion vector 0 is always there.
+        // SAFETY: the context is open (`Ctx`); no event channel; completion vector 0 always exists.
         let cq =
             unsafe { v::ibv_create_cq(ctx, entries as libc::c_int, none, std::ptr::null_mut(), 0) };
         let cq = NonNull::new(cq).ok_or_else(io::Error::last_os_error)?;

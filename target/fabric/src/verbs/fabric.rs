@@ -419,6 +419,7 @@ impl Fabric for VerbsFabric {
         slot.device = at as u16;
         slot.inner = Some(ep.inner);
         slot.silent = true;
+        slot.over = false;
         Ok(number(slot.generation, index))
     }
 
@@ -543,6 +544,14 @@ impl Fabric for VerbsFabric {
         let qp = inner.qp.as_ref().expect("a queue pair that is not in error");
         slot.stuck = qp.error().is_err();
         self.errored.push(index);
+    }
+
+    /// The marker has completed, and with it every unsignalled request; or the queue pair is gone.
+    fn is_drained(&self, qp: QpNum) -> bool {
+        let Some(index) = find(&self.slots, qp) else { return true };
+        let slot = &self.slots[usize::from(index)];
+        let inner = slot.inner.as_ref().expect("found above");
+        slot.over || (inner.rq.is_drained() && inner.sq.is_drained())
     }
 
     fn release(&mut self, qp: QpNum) -> Endpoint {

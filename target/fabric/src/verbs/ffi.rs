@@ -204,7 +204,8 @@ mod tests {
     fn layouts_are_those_of_the_system_headers() {
         let ours = ours();
         let mut source = String::from(
-            "#include <stddef.h>\n#include <stdio.h>\n#include <rdma/rdma_cma.h>\nint main(void)\n{\n",
+            "#include <stddef.h>\n#include <stdio.h>\n#include <rdma/rdma_cma.h>\n\
+             int main(void)\n{\n",
         );
         for (name, field, _) in &ours {
             let expr = match *field {

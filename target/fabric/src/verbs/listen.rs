@@ -1,9 +1,9 @@
 //! Listening by RDMA/CM: addresses, which of this machine's belong to RDMA ports, and why one is
 //! refused.
 //!
-//! `[::]` means `0.0.0.0` too, by an identifier of its own: on iWARP one for both families gets IPv4
-//! peers with mapped addresses, which the kernel's rdma_cm cannot place. A wildcard listener serves
-//! every device, those that come later too.
+//! `[::]` means `0.0.0.0` too, by an identifier of its own: on iWARP one for both families gets
+//! IPv4 peers with mapped addresses, which the kernel's rdma_cm cannot place. A wildcard listener
+//! serves every device, those that come later too.
 
 use super::rdmacm::{self, Channel, Id};
 use crate::FabricError;

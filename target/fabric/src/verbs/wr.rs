@@ -11,7 +11,8 @@
 //!           | at the device | posted in error |        positions count up for ever
 //! ```
 //! Completions of one queue may overtake each other: siw completes a SEND when it is sent, and an
-//! earlier READ when its data has come. One stands for the unsignalled requests right before it only.
+//! earlier READ when its data has come. One stands for the unsignalled requests right before it
+//! only.
 //!
 //! A completion thus finds its queue pair without a search, one of an earlier queue pair is known
 //! by its generation even when the device has re-used the number, and what the device never
@@ -199,8 +200,8 @@ impl Scratch {
         }
     }
 
-    /// Makes the device's list of at most [`SCRATCH`] sends, as far as they are well formed. `start`
-    /// is the position of the first.
+    /// Makes the device's list of at most [`SCRATCH`] sends, as far as they are well formed.
+    /// `start` is the position of the first.
     #[inline]
     pub(super) fn sends(
         &mut self,
