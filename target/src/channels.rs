@@ -6,8 +6,8 @@
 //! or a bdev any more its memory goes back to the control thread.
 //!
 //! ```text
-//!   adopt ─> served ─ close(grace) ─> answers what it has begun ─ error ─> flushes ─ quiet ─> release
-//!               └──── close / fail ──────────────────────────────┘
+//!   adopt ─> served ─ close(grace) ─> answers what it began ─ error ─> flushes ─ quiet ─> release
+//!               └──── close / fail ───────────────────────────┘
 //! ```
 
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //! it back again.
 //!
 //! ```text
-//!   cores ─> bdevs ─> arenas ─> sockets ─> reactors (queues, registration) ─> banner ─> control loop
-//!                                                                                          │ SIGTERM
+//!   cores ─> bdevs ─> sockets ─> arenas ─> reactors (queues, registration) ─> banner ─> control
+//!                                                                                     │ SIGTERM
 //!   everything whole <─ reactors end <─ channels end <─ no new logins <────────────────────┘
 //! ```
 //! Nothing is served before everything stands; whatever fails on the way undoes what was begun by
@@ -197,18 +197,9 @@ pub fn run(config: &Config, options: &RunOptions) -> Result<(), ServeError> {
         info!("every core has a reactor: the control thread shares them");
     }
     watch_signals(&sender)?;
-    let control_config = ControlConfig {
-        policy: policy_of(config, &shape),
-        shape,
-        channels_per_reactor: channels,
-        channels_per_nexus: config.target.nexus_channels_max.unwrap_or(CHANNELS_PER_NEXUS),
-        hosts: hosts_of(config, &maps),
-        fence_ns: FENCE_NS,
-        establish_ns: ESTABLISH_NS,
-    };
     announce(config, options, &bdevs, &cores, &memory, &cm)?;
     let clock = Clock::new();
-    let mut control = Control::new(cm, control_config, ports);
+    let mut control = Control::new(cm, control_config(config, shape, channels, &maps), ports);
     let served = control_loop(&mut control, &mails, &clock);
     if served.is_ok() {
         control.end_reactors();
@@ -220,6 +211,23 @@ pub fn run(config: &Config, options: &RunOptions) -> Result<(), ServeError> {
         info!(accepted, rejected, "ended; every pool is whole");
     }
     served
+}
+
+fn control_config(
+    config: &Config,
+    shape: ChannelShape,
+    channels: u16,
+    maps: &[Arc<LunMap>],
+) -> ControlConfig {
+    ControlConfig {
+        policy: policy_of(config, &shape),
+        shape,
+        channels_per_reactor: channels,
+        channels_per_nexus: config.target.nexus_channels_max.unwrap_or(CHANNELS_PER_NEXUS),
+        hosts: hosts_of(config, maps),
+        fence_ns: FENCE_NS,
+        establish_ns: ESTABLISH_NS,
+    }
 }
 
 /// Ends reactors that have no channels, because another one did not start.
