@@ -280,7 +280,8 @@ disks_there() {
             *:1/block/*) disk=/dev/${path##*/} ;;
         esac
     done
-    [ -b "$ram" ] && [ -b "$disk" ]
+    # A disk is in sysfs a moment before it can be opened.
+    dd if="$ram" of=/dev/null count=0 && dd if="$disk" of=/dev/null count=0
 }
 
 req_lim() { cat "/sys/class/scsi_host/$host/req_lim"; }
@@ -364,10 +365,10 @@ mixed_sizes() {
     check_credits "the load with blocks of all sizes on $1"
 }
 
-# The load that goes on while something else happens: fio in the background, for SECONDS.
+# background_load DEVICE SECONDS [SIZE]: the load that goes on while something else happens.
 background_load() {
     fio --name=background --filename="$1" --direct=1 --ioengine=libaio --rw=randrw --bs=4k \
-        --size="${3:-48m}" --iodepth=16 --verify=crc32c --verify_fatal=1 --verify_backlog=128 \
+        --size="${3:-48m}" --iodepth="${DEPTH:-16}" --verify=crc32c --verify_fatal=1 --verify_backlog=128 \
         --time_based --runtime="$2" --output=/run/background.out >/run/background.err 2>&1 &
     background=$!
 }

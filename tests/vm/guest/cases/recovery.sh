@@ -76,6 +76,9 @@ cable() {
     target_up
     srp_load reconnect_delay=1 fast_io_fail_tmo=120 dev_loss_tmo=240
     login tl_retry_count=2
+    # Where the initiator's QPs do not notice, its error recovery does after 30 s, with an abort of 5 s for
+    # each command. By then the cable must be back: it would set the disk offline.
+    DEPTH=2
     background_load "$disk" "$4"
     sleep 3
     case $2 in
