@@ -64,29 +64,28 @@ stop_restart() {
     check_credits "the restart"
 }
 
-# cable SIDE WAY SECONDS LOAD: a cable is out for so long below a load of LOAD seconds. SIDE: initiator or
-# target. WAY: down, the port loses its carrier; silent, it carries nothing any more. The connections break
+# cable WAY SECONDS LOAD: the target's cable is out for so long below a load of LOAD seconds. WAY: down, its
+# port loses the carrier; silent, both sides keep theirs, but nothing arrives. The connections break
 # after two retries of 4 s; with 7, the default, rxe would retry for ever.
-#
-# `ip link set down` on the device's own interface would be another test, of rxe: its QP1 fails for
-# good when the connection manager sends then, whoever serves.
 cable() {
     allow_log "$recovery_log"
-    if [ "$1" = initiator ]; then port=port0; else port=port1; fi
     target_up
     srp_load reconnect_delay=1 fast_io_fail_tmo=120 dev_loss_tmo=240
     login tl_retry_count=2
     # Where the initiator's QPs do not notice, its error recovery does after 30 s, with an abort of 5 s for
     # each command. By then the cable must be back: it would set the disk offline.
     DEPTH=2
-    background_load "$disk" "$4"
+    background_load "$disk" "$3"
     sleep 3
-    case $2 in
-        down) ip link set $port down ;;
-        silent) tc qdisc add dev $port root netem loss 100% && tc qdisc add dev "wire${port#port}" root netem loss 100% ;;
+    case $1 in
+        down) ip link set port1 down ;;
+        silent)
+            tc qdisc add dev port1 root netem loss 100%
+            tc qdisc add dev wire1 root netem loss 100%
+            ;;
     esac
     say "out at $(now)"
-    sleep "$3"
+    sleep "$2"
     say "still out at $(now): $(state)"
     network_repair
     say "back at $(now): $(state)"
