@@ -22,8 +22,6 @@ use crate::config::{Config, ConfigErrors};
 use crate::doctor;
 use crate::serve::{self, RunOptions};
 
-/// It did not work here.
-const FAILED: u8 = 1;
 /// The configuration was refused.
 const CONFIG: u8 = 3;
 /// Something is in use.
@@ -145,7 +143,7 @@ fn open_bdevs(config: &Config) -> Result<(), u8> {
     if let Err(errors) = registry.open_all(&config.bdev_specs()) {
         let is_busy = errors.iter().all(|(_, error)| error.busy);
         eprintln!("{}", config.bdev_problems(errors));
-        return Err(if is_busy { BUSY } else { FAILED });
+        return Err(if is_busy { BUSY } else { CONFIG });
     }
     for bdev in registry.bdevs() {
         let geometry = bdev.geometry();

@@ -105,7 +105,7 @@ fn an_image_that_is_not_there_is_shown_in_the_file() {
     let file = Scratch::new("noimage.yaml", &content);
     assert_eq!(code(&usurp(&["check", file.path()])), 0, "the text alone is right");
     let output = usurp(&["check", "--open", file.path()]);
-    assert_eq!(code(&output), 1);
+    assert_eq!(code(&output), 3);
     let errors = text(&output.stderr);
     assert!(errors.contains("noimage.yaml:3:34: bdev `ram0`: "), "{errors}");
     assert!(errors.contains("^^^^^^^^^^^^^^^"), "{errors}");
