@@ -30,3 +30,4 @@ mod shutdown;
 mod socket;
 mod support;
 mod task_mgmt;
+mod verify;
