@@ -10,8 +10,6 @@ pub struct LunEntry {
     pub lun: u16,
     /// Index of the logical unit in each reactor's table.
     pub lu: u16,
-    /// This host may not write to it.
-    pub read_only: bool,
 }
 
 /// LUN 0..=255 resolves by one indexed load; larger ones by binary search.
@@ -72,7 +70,7 @@ mod tests {
     use super::*;
 
     fn entry(lun: u16, lu: u16) -> LunEntry {
-        LunEntry { lun, lu, read_only: false }
+        LunEntry { lun, lu }
     }
 
     fn map() -> LunMap {

@@ -82,8 +82,6 @@ pub struct Path<F: Fabric> {
     pub(crate) grace_ns: Nanos,
     /// The control thread wants the loop to end.
     pub(crate) shutdown: bool,
-    /// Commands answered, for the statistics.
-    pub(crate) commands: u64,
 }
 
 impl<F: Fabric> Path<F> {
@@ -112,7 +110,6 @@ impl<F: Fabric> Path<F> {
             outbox: VecDeque::with_capacity(2 * channels + 1),
             grace_ns: config.grace_ns,
             shutdown: false,
-            commands: 0,
         }
     }
 
@@ -125,11 +122,6 @@ impl<F: Fabric> Path<F> {
     /// Whether everything this reactor handed out is back.
     pub fn is_whole(&self) -> bool {
         self.conns.iter().all(Option::is_none) && self.sh.is_whole() && self.tmfs.is_idle()
-    }
-
-    /// Commands answered so far.
-    pub fn commands(&self) -> u64 {
-        self.commands
     }
 
     /// The fabric, for what a test or simulation must do to it.
@@ -192,7 +184,6 @@ impl<F: Fabric> Path<F> {
                 let mut ctx = Ctx { conn, sh: &mut self.sh };
                 ctx.on_rsp_sent(wr.slot);
                 ctx.retry_sq();
-                self.commands += 1;
                 self.offer_held(at, now);
             }
             Kind::Read | Kind::Write | Kind::Table => {

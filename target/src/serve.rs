@@ -313,7 +313,7 @@ fn open_bdevs(config: &Config) -> Result<(Registry, Vec<Arc<LunMap>>, Vec<LuPlan
                     lus.len() - 1
                 }
             };
-            entries.push(LunEntry { lun: lun.lun, lu: at as u16, read_only: lun.read_only });
+            entries.push(LunEntry { lun: lun.lun, lu: at as u16 });
         }
         maps.push(Arc::new(LunMap::new(entries)));
     }

@@ -447,8 +447,7 @@ fn make_path(
 }
 
 fn control_config(profile: &Profile, disks: usize) -> ControlConfig {
-    let entry =
-        |lun: usize, lu: usize| LunEntry { lun: lun as u16, lu: lu as u16, read_only: false };
+    let entry = |lun: usize, lu: usize| LunEntry { lun: lun as u16, lu: lu as u16 };
     let all = LunMap::new((0..disks).map(|at| entry(at, at)).collect());
     let all = Arc::new(all);
     let own = Arc::new(LunMap::new(vec![entry(0, disks)]));

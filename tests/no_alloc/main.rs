@@ -138,7 +138,7 @@ impl Rig {
         let reactor = Reactor::with(&reactor, inbox, Arc::default(), path, Vec::new());
         let bytes = shape.bytes() * CHANNELS;
         let iu_arena = Arena::new("IUs", bytes, HugePolicy::Never).unwrap();
-        let entry = |at: u16| LunEntry { lun: at, lu: at, read_only: false };
+        let entry = |at: u16| LunEntry { lun: at, lu: at };
         let luns = Arc::new(LunMap::new((0..bdevs.len() as u16).map(entry).collect()));
         let mut policy = Policy::new(target());
         policy.credits = CREDITS;
