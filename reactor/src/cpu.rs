@@ -25,7 +25,8 @@ pub const CORES_MAX: usize = CpuSet::MAX_CPU;
 /// Which cores the reactors run on.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum CoreSpec {
-    /// Every core this process may use (its cpuset when it started).
+    /// Every core this process may use (its cpuset when it started) but the first, if there are
+    /// several: that one is left to the kernel and to the threads that no reactor is.
     #[default]
     Auto,
     /// These, in ascending order.
@@ -164,7 +165,7 @@ fn parse_list(text: &str) -> Result<Vec<usize>, String> {
 pub fn resolve(spec: &CoreSpec) -> Result<Vec<usize>, CpuError> {
     let available = start_cores()?;
     match spec {
-        CoreSpec::Auto => Ok(available),
+        CoreSpec::Auto => Ok(spare_one(available)),
         CoreSpec::List(cores) => check_list(cores, available),
         CoreSpec::Numa(node) => {
             let path = format!("/sys/devices/system/node/node{node}/cpulist");
@@ -175,6 +176,14 @@ pub fn resolve(spec: &CoreSpec) -> Result<Vec<usize>, CpuError> {
             numa_cores(*node, text.trim(), &available)
         }
     }
+}
+
+/// All but the first, unless that is the only one.
+fn spare_one(mut available: Vec<usize>) -> Vec<usize> {
+    if available.len() > 1 {
+        available.remove(0);
+    }
+    available
 }
 
 fn check_list(cores: &[usize], available: Vec<usize>) -> Result<Vec<usize>, CpuError> {
@@ -431,9 +440,15 @@ mod tests {
     }
 
     #[test]
-    fn auto_is_the_cpuset_and_a_core_outside_is_named_with_those_available() {
-        let all = resolve(&CoreSpec::Auto).unwrap();
-        assert_eq!(all, start_cores().unwrap());
+    fn auto_is_the_cpuset_but_one_core() {
+        assert_eq!(resolve(&CoreSpec::Auto).unwrap(), spare_one(start_cores().unwrap()));
+        assert_eq!(spare_one(vec![2, 3, 9]), [3, 9]);
+        assert_eq!(spare_one(vec![4]), [4]);
+    }
+
+    #[test]
+    fn a_core_outside_is_named_with_those_available() {
+        let all = start_cores().unwrap();
         let error = resolve(&CoreSpec::List(vec![all[0], 1023])).unwrap_err();
         let CpuError::Missing { missing, available } = &error else { panic!("{error}") };
         assert_eq!((missing, available), (&vec![1023], &all));

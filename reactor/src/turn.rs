@@ -780,8 +780,7 @@ mod tests {
 
     #[test]
     fn an_adaptive_reactor_sleeps_and_wakes_for_mail_and_timer() {
-        let idle =
-            AdaptiveConfig { spin_turns: 10, pause_turns: 10, yield_turns: 2, max_sleep_us: 50 };
+        let idle = AdaptiveConfig { spin_us: 10, yield_us: 20, max_sleep_us: 50 };
         let config = ReactorConfig { idle: Idle::Adaptive(idle), ..config() };
         let start = Clock::new().now();
         let due = start + 20_000_000;
