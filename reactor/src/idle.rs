@@ -7,7 +7,7 @@
 //!                         |                                  (never past the next timer)
 //!                         `---------------- any event ----------------'
 //! ```
-//! A sleep is a fixed part of the time that has passed without an event: so what it adds to a wait is
+//! A sleep is a fixed part of the time that has passed without an event: what it adds to a wait is
 //! that part of the wait at most, and a reactor with nothing to do soon costs next to nothing.
 //! The steps go by time and not by turns: a turn of an emulated or loaded machine is long, and
 //! whoever serves the reactor (a soft RDMA device's kernel threads, the initiator itself) may wait
