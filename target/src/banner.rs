@@ -8,7 +8,8 @@ use usurp_bdev::registry::Registry;
 use usurp_fabric::any::AnyCm;
 use usurp_reactor::mem::{Arena, Backing};
 
-use crate::config::{Config, Listen};
+use crate::config::Config;
+use crate::login_info::listener_lines;
 use crate::serve::{RunOptions, ServeError};
 
 /// Says what is served where, on standard output and in the ready file.
@@ -63,35 +64,8 @@ fn banner(config: &Config, bdevs: &Registry, cores: &[usize], memory: &str) -> S
 
 /// The line to type at an initiator, for each listener and address.
 fn how_to_log_in(config: &Config, cm: &AnyCm) -> String {
-    let mut lines = Vec::new();
-    let (id_ext, ioc_guid) = (config.target.id_ext, config.target.ioc_guid);
-    let ids = format!("id_ext={id_ext:016x},ioc_guid={ioc_guid:016x}");
-    for (index, listen) in config.target.listen.iter().enumerate() {
-        match listen {
-            Listen::Shm(path) => {
-                let path = path.display();
-                lines.push(format!("  listens  shm:{path} ({ids})"));
-                lines.push(format!(
-                    "  try      usurp-perf --connect shm:{path} --id-ext {id_ext:016x} \
-                     --ioc-guid {ioc_guid:016x} luns"
-                ));
-            }
-            Listen::RdmaCm(addr) => {
-                lines.push(format!("  listens  rdma_cm:{addr}"));
-                let found = cm.rdma_addresses(index);
-                if found.is_empty() {
-                    lines.push("           no RDMA port has an address yet".to_owned());
-                }
-                for (addr, device) in found {
-                    lines.push(format!(
-                        "  try      echo {ids},dest={addr} > \
-                        /sys/class/infiniband_srp/srp-DEVICE-PORT/add_target  ({device} here)"
-                    ));
-                }
-            }
-        }
-    }
-    lines.iter().fold(String::new(), |text, line| text + line + "\n")
+    let of = |(index, listen)| listener_lines(&config.target, listen, &cm.rdma_addresses(index));
+    config.target.listen.iter().enumerate().map(of).collect()
 }
 
 /// Adds a line on an arena.

@@ -1,4 +1,4 @@
-//! The command line: `usurp run`, `usurp check`, `usurp doctor`.
+//! The command line: `usurp run`, `usurp check`, `usurp login-info`, `usurp doctor`.
 //!
 //! Owns: what is printed where (reports and the banner on standard output, errors and the log on
 //! standard error) and the exit codes. Never: decides anything about the target.
@@ -20,6 +20,7 @@ use usurp_bdev::registry::Registry;
 
 use crate::config::{Config, ConfigErrors};
 use crate::doctor;
+use crate::login_info;
 use crate::serve::{self, RunOptions};
 
 /// The configuration was refused.
@@ -60,6 +61,14 @@ enum Command {
         #[arg(long)]
         open: bool,
     },
+    /// Print what a Linux initiator writes to `add_target`, for each RDMA port that is served
+    ///
+    /// One string a line; lines that begin with # say by which device. It may run beside
+    /// the target.
+    LoginInfo {
+        /// The YAML file
+        config: PathBuf,
+    },
     /// Say what this machine lacks, and the command that mends it
     Doctor,
 }
@@ -74,6 +83,7 @@ pub fn main() -> ExitCode {
             run(&config, &RunOptions { ready_file, quiet })
         }
         Command::Check { config, open } => check(&config, open),
+        Command::LoginInfo { config } => login_info(&config),
         Command::Doctor => examine(),
     };
     ExitCode::from(code)
@@ -131,6 +141,23 @@ fn check(path: &Path, open: bool) -> u8 {
         count(luns, "LUN"),
     );
     0
+}
+
+fn login_info(path: &Path) -> u8 {
+    let config = match Config::load(path) {
+        Ok(config) => config,
+        Err(errors) => return refuse(&errors),
+    };
+    match login_info::of_this_machine(&config) {
+        Ok(text) => {
+            print!("{text}");
+            0
+        }
+        Err(why) => {
+            eprintln!("{why}");
+            1
+        }
+    }
 }
 
 fn count(number: usize, thing: &str) -> String {

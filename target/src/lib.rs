@@ -23,6 +23,7 @@ pub mod conn;
 pub mod control;
 pub mod doctor;
 pub mod ioctx;
+mod login_info;
 pub mod luns;
 pub mod mail;
 pub mod path;

@@ -50,6 +50,18 @@ fn shipped(name: &str) -> String {
 }
 
 #[test]
+fn login_info_without_rdma_says_what_is_missing() {
+    let no_listener = usurp(&["login-info", &shipped("minimal.yaml")]);
+    assert_eq!(code(&no_listener), 1);
+    assert!(no_listener.stdout.is_empty());
+    let why = text(&no_listener.stderr);
+    assert!(why.contains("no listener is by RDMA") && why.contains("target.listen"), "{why}");
+
+    let refused = Scratch::new("login-info.yaml", "target: 7\n");
+    assert_eq!(code(&usurp(&["login-info", refused.path()])), 3);
+}
+
+#[test]
 fn a_good_configuration_is_accepted_with_0() {
     let output = usurp(&["check", &shipped("minimal.yaml")]);
     assert_eq!(code(&output), 0, "{}", text(&output.stderr));

@@ -177,6 +177,25 @@ impl Fabric for AnyFabric {
     }
 }
 
+/// Addresses of this machine's RDMA ports that a listener at `at` would serve, and the devices'
+/// names. Listens at nothing, so it may be asked while a target runs.
+#[cfg(feature = "verbs")]
+pub fn rdma_addresses_at(at: SocketAddr) -> Result<Vec<(SocketAddr, String)>, FabricError> {
+    Ok(verbs::addresses_at(at)?.into_iter().map(|a| (a.addr, a.device)).collect())
+}
+
+/// The same: not in this build.
+#[cfg(not(feature = "verbs"))]
+pub fn rdma_addresses_at(at: SocketAddr) -> Result<Vec<(SocketAddr, String)>, FabricError> {
+    Err(without_verbs(at))
+}
+
+/// This build cannot do anything by RDMA.
+#[cfg(not(feature = "verbs"))]
+fn without_verbs(at: SocketAddr) -> FabricError {
+    FabricError::Invalid(format!("rdma_cm {at}: this binary was built without the feature `verbs`"))
+}
+
 /// Which listener of which fabric.
 #[derive(Copy, Clone, Eq, PartialEq, Debug)]
 enum Which {
@@ -237,9 +256,7 @@ impl AnyCm {
     /// Listens for connections by RDMA/CM: not in this build.
     #[cfg(not(feature = "verbs"))]
     pub fn listen_rdma(&mut self, addr: SocketAddr) -> Result<usize, FabricError> {
-        Err(FabricError::Invalid(format!(
-            "rdma_cm {addr}: this binary was built without the feature `verbs`"
-        )))
+        Err(without_verbs(addr))
     }
 
     /// Where initiators can connect to by an RDMA listener: address, and the device's name.

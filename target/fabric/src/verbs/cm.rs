@@ -8,7 +8,7 @@
 //!  (forgotten)                          Gone <------------------------------------+
 //!                                         | destroy
 //!                                         v
-//!                  lingering: the identifier until the peer's DREP, the queue pair a little longer
+//!                  lingering: see `linger`
 //! ```
 //!
 //! `Disconnected` is delivered exactly once for each connection that was requested, unless it was
@@ -19,6 +19,7 @@
 
 use super::device::{AsyncEvent, Ctx, DeviceLimits, async_name};
 use super::fabric::{Endpoint, Inner, Step};
+use super::linger::Lingering;
 use super::listen::{LISTENING, Listening, RdmaAddress, no_rdma_cm};
 use super::rdmacm::{self, Channel, Event, Id, Request};
 use super::wr::Ring;
@@ -43,11 +44,6 @@ const CONN_MAX: u64 = (1 << 32) - 1;
 const RD_ATOMIC_MAX: u8 = 4;
 /// RNR timer code: a peer that finds no receive posted tries again after 0.64 ms, not 655 ms.
 const MIN_RNR_TIMER: u8 = 12;
-/// How long a destroyed connection's identifier waits for DREP, and its queue pair keeps its
-/// number.
-const LINGER: Duration = Duration::from_secs(2);
-/// Destroyed connections that linger at a time.
-const LINGERING_MAX: usize = 256;
 /// Token of the event channel in epoll.
 const TOKEN_CHANNEL: u64 = 0;
 /// Token of the waker.
@@ -101,16 +97,6 @@ struct Conn {
     device_gone: bool,
 }
 
-/// What is left of a destroyed connection. The identifier goes first: fields are dropped in order.
-struct Lingering {
-    conn: u64,
-    /// Until the peer has answered our DREQ.
-    id: Option<Id>,
-    /// The queue pair, whose number must not be used again yet.
-    _endpoint: Option<Endpoint>,
-    until: Instant,
-}
-
 /// A device whose asynchronous events we read.
 struct Device {
     ctx: Ctx,
@@ -128,8 +114,8 @@ pub struct Listener {
     listening: Vec<Option<Listening>>,
     /// By connection number.
     conns: BTreeMap<u64, Conn>,
-    /// Oldest first.
-    lingering: VecDeque<Lingering>,
+    /// What is left of destroyed connections.
+    lingering: Lingering<Id, Endpoint>,
     /// Number of the next connection.
     next_conn: u64,
     /// Events not delivered yet.
@@ -162,7 +148,7 @@ impl Listener {
             waker,
             listening: Vec::new(),
             conns: BTreeMap::new(),
-            lingering: VecDeque::new(),
+            lingering: Lingering::new(),
             next_conn: 1,
             events: VecDeque::new(),
             devices: Vec::new(),
@@ -202,7 +188,7 @@ impl Listener {
 
     /// When the first of what lingers is to go; `next_event` must be called by then.
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.lingering.front().map(|l| l.until)
+        self.lingering.next_deadline()
     }
 
     /// Connections known.
@@ -246,6 +232,16 @@ impl Listener {
         }
         let conn = event.context;
         let status = event.status;
+        let ends = [
+            ffi::event::DISCONNECTED,
+            ffi::event::REJECTED,
+            ffi::event::UNREACHABLE,
+            ffi::event::CONNECT_ERROR,
+            ffi::event::TIMEWAIT_EXIT,
+        ];
+        if ends.contains(&event.kind) && self.lingering.on_answer(conn, Instant::now()) {
+            return;
+        }
         match event.kind {
             ffi::event::ESTABLISHED => {
                 if let Some(c) = self.conns.get_mut(&conn).filter(|c| c.state == State::Accepted) {
@@ -269,7 +265,7 @@ impl Listener {
                     c.device_gone = true;
                 }
                 self.gone(conn, "the RDMA device was removed".to_owned());
-                self.lingering.retain(|l| l.conn != conn);
+                self.lingering.forget(conn);
             }
             ffi::event::ADDR_CHANGE => {
                 tracing::info!(conn, "the network address behind a connection has changed");
@@ -328,12 +324,8 @@ impl Listener {
         }
     }
 
-    /// The connection ends; tells so once. DREP to a lingering one: its identifier may go.
+    /// The connection ends; tells so once.
     fn gone(&mut self, conn: u64, why: String) {
-        if let Some(l) = self.lingering.iter_mut().find(|l| l.conn == conn) {
-            l.id = None;
-            return;
-        }
         let Some(c) = self.conns.get_mut(&conn) else { return };
         if c.state != State::Gone {
             c.state = State::Gone;
@@ -383,13 +375,6 @@ impl Listener {
     fn notify_arrived(&self) {
         let waiting = self.conns.values().filter(|c| c.state == State::Accepted);
         waiting.filter(|c| c.link.arrived.load(Ordering::Acquire)).for_each(notify);
-    }
-
-    /// What has lingered long enough goes.
-    fn expire(&mut self, now: Instant) {
-        while self.lingering.front().is_some_and(|l| l.until <= now) {
-            self.lingering.pop_front();
-        }
     }
 
     /// Waits once, at most until `until`; true = somebody woke us.
@@ -519,7 +504,7 @@ impl Cm for Listener {
             }
             let woken = self.wait(until)?;
             let now = Instant::now();
-            self.expire(now);
+            self.lingering.expire(now);
             let late = until.is_some_and(|at| at <= now);
             if self.events.is_empty() && (woken || late) {
                 return Ok(None);
@@ -585,15 +570,10 @@ impl Cm for Listener {
         // A connection that has ended waits for nothing; nor does one that never was.
         let keep = |c: &Conn| matches!(c.state, State::Accepted | State::Live);
         let id = c.and_then(|c| keep(&c).then_some(c.id));
-        let has_qp = ep.as_ref().is_some_and(|ep| ep.inner.qp.is_some());
-        if device_gone || (id.is_none() && !has_qp) {
-            return;
+        let ep = ep.filter(|ep| ep.inner.qp.is_some());
+        if !device_gone {
+            self.lingering.add(conn.0, id, ep, Instant::now());
         }
-        if self.lingering.len() == LINGERING_MAX {
-            self.lingering.pop_front();
-        }
-        let until = Instant::now() + LINGER;
-        self.lingering.push_back(Lingering { conn: conn.0, id, _endpoint: ep, until });
     }
 }
 

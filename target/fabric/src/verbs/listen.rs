@@ -63,33 +63,41 @@ impl Listening {
         Ok(Listening { _ids: ids, addr })
     }
 
-    /// Where initiators can connect to: the addresses of this machine's RDMA ports that it listens
-    /// at.
+    /// Where initiators can connect to.
     pub(super) fn addresses(&self, channel: &Rc<Channel>) -> Vec<RdmaAddress> {
-        let at = self.addr;
-        let both = at.is_ipv6() && at.ip().is_unspecified();
-        let mut found = Vec::new();
-        for mut addr in rdmacm::local_addresses() {
-            let fits = match at.ip() {
-                ip if ip.is_unspecified() => both || addr.is_ipv4(),
-                ip => ip == addr.ip(),
-            };
-            if !fits || addr.ip().is_loopback() || is_link_local(addr.ip()) {
-                continue;
-            }
-            addr.set_port(0);
-            // An address that no RDMA port has cannot be bound.
-            let Ok(id) = Id::new(channel, LISTENING) else { continue };
-            if id.bind(addr).is_err() {
-                continue;
-            }
-            if let Some(ctx) = id.ctx() {
-                addr.set_port(at.port());
-                found.push(RdmaAddress { addr, device: ctx.name() });
-            }
-        }
-        found
+        reached(self.addr, channel)
     }
+}
+
+/// Addresses of this machine's RDMA ports that a listener at `at` would serve; listens at nothing.
+pub fn addresses_at(at: SocketAddr) -> Result<Vec<RdmaAddress>, FabricError> {
+    Ok(reached(at, &Channel::new().map_err(no_rdma_cm)?))
+}
+
+/// The addresses of this machine's RDMA ports among those that `at` stands for.
+fn reached(at: SocketAddr, channel: &Rc<Channel>) -> Vec<RdmaAddress> {
+    let both = at.is_ipv6() && at.ip().is_unspecified();
+    let mut found = Vec::new();
+    for mut addr in rdmacm::local_addresses() {
+        let fits = match at.ip() {
+            ip if ip.is_unspecified() => both || addr.is_ipv4(),
+            ip => ip == addr.ip(),
+        };
+        if !fits || addr.ip().is_loopback() || is_link_local(addr.ip()) {
+            continue;
+        }
+        addr.set_port(0);
+        // An address that no RDMA port has cannot be bound.
+        let Ok(id) = Id::new(channel, LISTENING) else { continue };
+        if id.bind(addr).is_err() {
+            continue;
+        }
+        if let Some(ctx) = id.ctx() {
+            addr.set_port(at.port());
+            found.push(RdmaAddress { addr, device: ctx.name() });
+        }
+    }
+    found
 }
 
 fn is_link_local(ip: IpAddr) -> bool {

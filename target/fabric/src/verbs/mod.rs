@@ -24,8 +24,8 @@
 //!   taken, uncontended).
 //!
 //! Files: `ffi` librdmacm's structs; `rdmacm`, `device` owners of the C objects; `wr` requests and
-//! what is outstanding; `fabric` data plane; `cm` connection management; `listen` addresses;
-//! `devices` for the doctor.
+//! what is outstanding; `fabric` data plane; `cm` connection management; `linger` what is left
+//! of it; `listen` addresses; `devices` for the doctor.
 
 mod cm;
 #[allow(unsafe_code)]
@@ -34,6 +34,7 @@ mod devices;
 mod fabric;
 #[allow(unsafe_code)]
 mod ffi;
+mod linger;
 mod listen;
 #[allow(unsafe_code)]
 mod rdmacm;
@@ -44,7 +45,7 @@ pub(crate) use cm::is_ours;
 pub use cm::{Listener, ListenerParams};
 pub use devices::{DeviceInfo, GidInfo, PortInfo, VerbsError, devices};
 pub use fabric::{Endpoint, FabricConfig, QP_NUM_BIT, VerbsFabric};
-pub use listen::RdmaAddress;
+pub use listen::{RdmaAddress, addresses_at};
 
 use crate::Lkey;
 use crate::shm::Waker;
